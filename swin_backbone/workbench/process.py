@@ -36,10 +36,10 @@ def give_numba_a_cache() -> None:
 
     Without a place for the cache, an import of mmdet stops with "no locator available".
     """
-    place = Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
-    while not place.exists():
-        place = place.parent
-    if 'NUMBA_CACHE_DIR' not in os.environ and not os.access(place, os.W_OK | os.X_OK):
+    cache = Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
+    while not cache.exists():
+        cache = cache.parent
+    if 'NUMBA_CACHE_DIR' not in os.environ and not os.access(cache, os.W_OK | os.X_OK):
         with suppress(OSError):  # nor is there a temporary folder
             # Of this process alone, because numba runs what is cached.
             os.environ['NUMBA_CACHE_DIR'] = folder = tempfile.mkdtemp()

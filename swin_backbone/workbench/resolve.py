@@ -74,10 +74,10 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
 
 def _require_agreement(cfg: Config, data: Dataset, cfg_options: dict[str, Any]) -> None:
     """Raise ConfigError if `cfg_options` set a key that the data decide."""
-    again = copy.deepcopy(cfg)
-    put_data(again, data)
+    refilled = copy.deepcopy(cfg)
+    put_data(refilled, data)
     for key in cfg_options:
-        value, expected = setting_of(cfg, key), setting_of(again, key)
+        value, expected = setting_of(cfg, key), setting_of(refilled, key)
         if expected != value and repr(expected) != repr(value):  # NaN equals no number
             raise ConfigError(f'{key} follows from --data, which makes it {expected!r}, got {value!r}')
 

@@ -147,12 +147,13 @@ def _parameters(function: Any) -> set[str]:
 
 def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
     """Return a message with the unknown part of a key and the nearest known key."""
-    full, parent = '.'.join(path), '.'.join(path[:depth])
+    option, parent = '.'.join(path), '.'.join(path[:depth])
     names = [*node, *(_arguments(node['type']) if 'type' in node else ())]
-    near = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in get_close_matches(path[depth], names, 1)]
-    near = near or [key for key, _ in walk(cfg) if key.endswith(f'.{full}')]  # a key without its beginning
+    near_names = get_close_matches(path[depth], names, 1)
+    nearest = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in near_names]
+    nearest = nearest or [key for key, _ in walk(cfg) if key.endswith(f'.{option}')]  # a key without its beginning
     return (
-        f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
-        + (f'; did you mean {near[0]}? To' if near else '; to')
-        + f' add the key, write +{full}=...'
+        f'--cfg-options {option}: {parent or "the config"} has no {path[depth]!r}'
+        + (f'; did you mean {nearest[0]}? To' if nearest else '; to')
+        + f' add the key, write +{option}=...'
     )

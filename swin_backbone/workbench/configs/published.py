@@ -42,10 +42,10 @@ def find_weights(weights: str) -> str:
                 for model in loaded.get('Models') or [] if isinstance(loaded, dict) else loaded:
                     if model['Name'] == weights and model.get('Weights'):
                         return str(model['Weights'])
-    near = similar(weights, names)
+    similar_names = similar(weights, names)
     raise ConfigError(
         f'--weights takes a file, an address or the name of a model with published weights, got {weights!r}, '
-        'which is none of them' + (f'; did you mean {", ".join(near)}?' if near else '')
+        'which is none of them' + (f'; did you mean {", ".join(similar_names)}?' if similar_names else '')
     )
 
 

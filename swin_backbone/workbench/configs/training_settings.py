@@ -136,12 +136,12 @@ def lr_line(cfg: Config, world_size: int = 1) -> str:
     optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
         return ''
-    real = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)  # pictures between two steps
+    pictures = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
     base = setting_of(cfg, 'auto_scale_lr.base_batch_size')
-    if base in (None, real):
-        return f'learning rate {optimizer.lr:g}, {real} pictures per step'
+    if base in (None, pictures):
+        return f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
-    return f'learning rate {optimizer.lr:g}, {real} pictures per step; the config has it for {base}: {hint}'
+    return f'learning rate {optimizer.lr:g}, {pictures} pictures per step; the config has it for {base}: {hint}'
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:
@@ -247,8 +247,8 @@ class _Length:
             if schedule.end <= schedule.get('begin', 0):
                 return None
         if 'T_max' in schedule:
-            whole = isinstance(end, int) and schedule.T_max in (end - begin, end)
-            length = schedule.end - schedule.get('begin', 0) if whole else max(1, round(schedule.T_max * factor))
+            is_whole = isinstance(end, int) and schedule.T_max in (end - begin, end)
+            length = schedule.end - schedule.get('begin', 0) if is_whole else max(1, round(schedule.T_max * factor))
             schedule.T_max = max(1, length)
         if 'milestones' in schedule:
             schedule.milestones = sorted({max(1, round(value * factor)) for value in schedule.milestones})
@@ -358,14 +358,14 @@ def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:
 
     All other values stay.
     """
-    short, long = factors
+    short_factor, long_factor = factors
     if isinstance(value, int) and not isinstance(value, bool):
-        return _side(value, short)
+        return _side(value, short_factor)
     if not isinstance(value, (list, tuple)):
         return value
     kind: Any = type(value)
     if len(value) == 2 and all(isinstance(side, int) for side in value) and value[0] != value[1]:
-        return kind(_side(side, short if side == min(value) else long) for side in value)
+        return kind(_side(side, short_factor if side == min(value) else long_factor) for side in value)
     return kind(_scale_sides(part, factors) for part in value)
 
 

@@ -149,9 +149,9 @@ def require_annotations(
         DataError: if they cannot, with the annotations.
     """
     annotations = check_annotations(path, form, with_masks)
-    wrong = [sentence for name in ('errors', *fatal_faults) for sentence in getattr(annotations, name).sentences()]
-    if wrong:
-        raise DataError(f'{path} has ' + '. It has '.join(wrong))
+    sentences = [sentence for name in ('errors', *fatal_faults) for sentence in getattr(annotations, name).sentences()]
+    if sentences:
+        raise DataError(f'{path} has ' + '. It has '.join(sentences))
     return annotations
 
 
@@ -173,7 +173,7 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
             in_evaluation.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
-    known = first_of([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
+    known_categories = first_of([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     filled, strays = set(), Faults()
     loaded: Counter[Any] = Counter()
@@ -186,7 +186,7 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
         image, category = item['image_id'], item['category_id']
         size = sizes.get(image)
         if category not in names:
-            kind = f'objects of unknown category_id; its categories are {known}'
+            kind = f'objects of unknown category_id; its categories are {known_categories}'
             errors.add(kind, f'{name} has {category}')
         elif size is None:
             strays.add("objects whose 'image_id' is that of no image", f'{name} has {image!r}')
@@ -252,7 +252,7 @@ def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[
 
 def _entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, dict[str, Any]]]:
     """Return the entries of a table that can be read, with names for messages, and add the others to `errors`."""
-    whole = []
+    readable = []
     ids = set()
     for index, entry in enumerate(entries):
         number = entry.get('id') if isinstance(entry, dict) else None
@@ -267,9 +267,9 @@ def _entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, 
             if 'id' in entry and number in ids:
                 errors.add(f'{table} with the id of another: ids must be unique', name)
             else:
-                whole.append((name, entry))
+                readable.append((name, entry))
             ids.add(number)
-    return whole
+    return readable
 
 
 def _check_entry(table: str, entry: dict[str, Any]) -> None:
@@ -293,15 +293,15 @@ def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings:
     """Return whether mmdet leaves an object out for its box."""
     x, y, width, height = box = item['bbox']
     has = f'{name} has bbox {box}'
-    beside = f'{has}, its image {item["image_id"]} is {size[1]}x{size[0]}'
+    has_in_size = f'{has}, its image {item["image_id"]} is {size[1]}x{size[0]}'
     if width < 1 or height < 1 or item['area'] <= 0:
         warnings.add('objects without area, which are left out', has)
         return True
     if x >= size[1] or y >= size[0] or x + width <= 0 or y + height <= 0:
-        warnings.add('boxes outside their image, which are left out', beside)
+        warnings.add('boxes outside their image, which are left out', has_in_size)
         return True
     if x < -1 or y < -1 or x + width > size[1] + 1 or y + height > size[0] + 1:
-        warnings.add('boxes that reach out of their image', beside)
+        warnings.add('boxes that reach out of their image', has_in_size)
     return False
 
 
@@ -309,10 +309,10 @@ def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, i
     """Return whether a bbox and the box around polygons share less than half of their union, inside the picture."""
     x, y, width, height = box
     corners = [x, y, x + width, y + height]
-    around = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
+    outer_edges = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
     (x1, y1, x2, y2), (x3, y3, x4, y4) = (
         [min(max(value, 0), size[1 - index % 2]) for index, value in enumerate(numbers)]
-        for numbers in (corners, around)
+        for numbers in (corners, outer_edges)
     )
     shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
     return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)

@@ -99,21 +99,21 @@ def count_left_out(
     filters = [index for index, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
     filtering = copy.deepcopy(list(transforms[: max(filters, default=-1) + 1]))  # some keep pictures of earlier calls
     left_out, by_loading, by_filters = Faults(), Faults(), Faults()
-    number = left = filtered = looked = 0
+    num_objects = num_left = num_filtered = num_looked = 0
     end = time.monotonic() + seconds
     for index in random.Random(0).sample(range(len(dataset)), len(dataset)):
         item = dataset.get_data_info(index)
         instances = item.get('instances', ())
         described = (item.get('img_path'), (item.get('height'), item.get('width')), len(instances))
-        name, size, stated = pictures.pop(item.get('img_id'), described)
-        if stated > len(instances):
-            lost = stated - len(instances)
+        name, size, num_stated = pictures.pop(item.get('img_id'), described)
+        if num_stated > len(instances):
+            lost = num_stated - len(instances)
             left_out.add(f'objects that {type(dataset).__name__} does not load', f'{lost} of {name}', lost)
         flags = np.array([instance.get('ignore_flag', 0) for instance in instances], bool)
         if flags.any():
             left_out.add(CROWD, f'{flags.sum()} of {name}', int(flags.sum()))
-        if not looked or time.monotonic() < end:
-            looked += 1
+        if not num_looked or time.monotonic() < end:
+            num_looked += 1
             for step in loading:
                 reason = f'which {type(step).__name__}(poly2mask={step.poly2mask}) leaves out of losses'
                 for row in np.flatnonzero(_flags_of(step, item) & ~flags):
@@ -122,23 +122,23 @@ def count_left_out(
                         continue
                     flags[row] = True
                     by_loading.add(f'{kind}, {reason}', f'number {row} of {name}')
-            for reason, lost in _filtered(filtering, item, size) if looked <= MAX_PASSES else ():
+            for reason, lost in _filtered(filtering, item, size) if num_looked <= MAX_PASSES else ():
                 by_filters.add(reason, f'{lost} of {name}', lost)
-                filtered += lost
-        number += stated
-        left += len(instances) - int(flags.sum())
-    left_out.update(by_loading, f'in {looked:,} random pictures' if looked < len(dataset) else '')
-    passed = min(looked, MAX_PASSES)
+                num_filtered += lost
+        num_objects += num_stated
+        num_left += len(instances) - int(flags.sum())
+    left_out.update(by_loading, f'in {num_looked:,} random pictures' if num_looked < len(dataset) else '')
+    passed = min(num_looked, MAX_PASSES)
     left_out.update(by_filters, f'in {passed} random pictures' if passed < len(dataset) else '')
     settings = {'filter_cfg': dataset.filter_cfg, 'indices': dataset._indices}
     cause = ' and '.join(f'{name}={value}' for name, value in settings.items() if value) or type(dataset).__name__
     for name, (height, width), objects in pictures.values():
         left_out.add(f'pictures that {cause} leaves out', f'{name}, {width}x{height} with {objects} objects')
-        number += objects
-    if is_trained_on and number and not left:
+        num_objects += objects
+    if is_trained_on and num_objects and not num_left:
         reasons = '. It has '.join(left_out.sentences())
         raise DataError(f'no object of {dataset.ann_file or "the data set"} is left to train on: it has {reasons}')
-    return left - filtered, left_out
+    return num_left - num_filtered, left_out
 
 
 def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:

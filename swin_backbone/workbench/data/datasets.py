@@ -50,8 +50,8 @@ class BuiltDatasets:
         Raises:
             DataError: see `build_phase`.
         """
-        for known, dataset in self._built.get(phase, ()):
-            if known == config:
+        for built_config, dataset in self._built.get(phase, ()):
+            if built_config == config:
                 return dataset
         for _, base in iter_dataset_configs(config, 'dataset'):
             path, form = annotation_file(base), annotation_format(registered_class(base))

@@ -76,12 +76,12 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
     for source in inputs:
         path = Path(source)
         if path.is_dir():
-            inside = sorted(
+            paths = sorted(
                 p for p in path.rglob('*') if p.suffix.lower() in PICTURE_SUFFIXES + VIDEOS and not p.is_dir()
             )
-            inside = _without_results(inside, path)
-            stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in stems)
-            if not inside:
+            paths = _without_results(paths, path)
+            stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in paths if p not in stems)
+            if not paths:
                 raise ValueError(f'there is no picture and no video in {source!r}')
         elif path.is_file():
             stems.setdefault(path, path.stem)
@@ -98,13 +98,14 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
             stems.update((p, p.stem) for p in matched if p not in stems)
     media: list[Medium] = []
     folders = {str(parent) for stem in stems.values() for parent in Path(_fold(stem)).parents}
-    used: set[str] = set()
+    used_names: set[str] = set()
     for path, stem in stems.items():
         is_video = path.suffix.lower() in VIDEOS
-        taken = used | folders if is_video else used  # results of a video's frames are in a folder of its name
+        # Results of a video's frames are in a folder of its name
+        taken_names = used_names | folders if is_video else used_names
         names = (f'{stem}_{number}' if number else stem for number in count())
-        name = next(name for name in names if _fold(name) not in taken)
-        used.add(_fold(name))
+        name = next(name for name in names if _fold(name) not in taken_names)
+        used_names.add(_fold(name))
         media.append(Medium(path, name, is_video))
     return media
 
@@ -163,7 +164,7 @@ def read_frames(
         require_file(medium.path)
         with _named_in_utf_8(medium.path) as path:
             video = cv2.VideoCapture(str(path))
-            stated, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
+            stated_frames, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
             index, seconds = 0, 0.0
             while (read := video.read())[0]:
                 seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
@@ -172,8 +173,8 @@ def read_frames(
         if not index:
             raise OSError(f'{medium.path}: no frame of it can be read as a video')
         # If frames are not evenly spaced, their stated number is an estimate, and the length is exact.
-        if stated - index > 1 and stated / rate - seconds > 2.5 / rate:
-            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated:.0f} frames can be read')
+        if stated_frames - index > 1 and stated_frames / rate - seconds > 2.5 / rate:
+            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated_frames:.0f} frames can be read')
         return
     pixels = (load or read_picture)(medium.path)
     yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))

@@ -67,28 +67,28 @@ class Inference:
         """Yield the readable frames of media, each with the input of the model."""
         for medium in media:
             self.progress.update(self.task, description=escape(medium.name))
-            done = 0
+            num_done = 0
             try:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
-                    if not done and frame.size != frame.pixels.shape[:2]:
+                    if not num_done and frame.size != frame.pixels.shape[:2]:
                         self.print(f'{medium.path}: {reduction_of(frame)}', 'yellow')
                     if not (medium.is_video or self.has_noted_reduction):
                         self.note_reduction(medium)
                     try:
                         prepared = self.predictor.preprocess(frame)
                     except OSError as error:
-                        self.failed[medium] = done
-                        self.leave_out(medium, done, sentence_of(error))
+                        self.failed[medium] = num_done
+                        self.leave_out(medium, num_done, sentence_of(error))
                         break
                     yield frame, prepared
-                    done += 1
+                    num_done += 1
                     if self.is_stopped:
                         return
                     if medium in self.failed:  # the rest of a video
                         break
             except OSError as error:
                 self.unreadable.add(medium)
-                self.leave_out(medium, done, sentence_of(error))
+                self.leave_out(medium, num_done, sentence_of(error))
 
     def note_reduction(self, medium: Medium) -> None:
         """Print the note on a picture whose bits or bands `Predictor.load` leaves out."""
@@ -131,9 +131,9 @@ class Inference:
     def is_left_out(self, frame: Frame) -> bool:
         return frame.number >= self.failed.get(frame.medium, math.inf)
 
-    def leave_out(self, medium: Medium, done: int, reason: str) -> None:
-        """Print why the rest of a medium is left out, of which `done` frames are predicted."""
-        self.print(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
+    def leave_out(self, medium: Medium, num_done: int, reason: str) -> None:
+        """Print why the rest of a medium is left out, of which `num_done` frames are predicted."""
+        self.print(f'{"the rest is " if num_done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)
 
     def print(self, text: str, style: str) -> None:

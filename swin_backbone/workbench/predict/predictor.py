@@ -88,10 +88,10 @@ class Predictor:
             if precision or torch.device(device).type == 'cpu':
                 accelerate(self.model, precision=precision)
             file_steps, pixel_steps = _split_pipeline(cfg)
-            first = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
+            loading_step = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
             self._load_file = Compose(file_steps)
             self._is_reducing = any(map(is_reducing, self._load_file.transforms))
-            self.pipeline = Compose([first, *pixel_steps])
+            self.pipeline = Compose([loading_step, *pixel_steps])
             self.loader: LoadPicture = self.pipeline.transforms[0]
             self._described = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
@@ -217,18 +217,18 @@ class Predictor:
 
     def draw(self, frame: Frame, sample: BaseDataElement, score_thr: ScoreThr) -> NDArray[Any]:
         """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
-        more = {}
+        settings = {}
         if 'pred_instances' in sample:
             objects, sample = sample.pred_instances, sample.clone()
             lowest = objects.scores.new_tensor(thresholds_by_label(score_thr, self.meta['classes']))
             sample.pred_instances = objects[objects.scores >= lowest[objects.labels]]
-            more = dict(pred_score_thr=0.0)
+            settings = dict(pred_score_thr=0.0)
         pixels = cv2.cvtColor(shown(frame.pixels), cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
             if self.scope == 'mmpretrain':
                 self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
             else:
-                self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
+                self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **settings)
             drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
         return drawn
 

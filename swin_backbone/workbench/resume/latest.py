@@ -49,11 +49,11 @@ def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
         return pointed or None
     # In the middle of an epoch, the iteration follows the number
     names = [re.sub(r'\\\{.*?\\\}', r'\\d+(_iter_\\d+)?', re.escape(each)) for each in (template, EPOCHS, ITERATIONS)]
-    last = Path(out_dir, Path(pointed).name)  # the folder may have moved
+    last_path = Path(out_dir, Path(pointed).name)  # the folder may have moved
     files = {path for folder in {work_dir, out_dir} for path in Path(folder).glob('*.pth')}
     checkpoints = [path for path in files if re.fullmatch('|'.join(names), path.name) and path.is_file()]
-    checkpoints.sort(key=lambda path: (path == last, path.stat().st_mtime_ns), reverse=True)
-    if last not in checkpoints and (pointed or checkpoints):
+    checkpoints.sort(key=lambda path: (path == last_path, path.stat().st_mtime_ns), reverse=True)
+    if last_path not in checkpoints and (pointed or checkpoints):
         logger.warning(f'{pointer} names {pointed or "nothing"}, and {out_dir} has no checkpoint of that name.')
     problems = []
     for path in checkpoints:

@@ -77,15 +77,15 @@ def write_outputs(
             annotation_files = [
                 annotation_file(node) for _, node in [*dataset_configs(cfg, 'test'), *metric_configs(cfg, 'test')]
             ]
-            more = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
-            check_outputs(out, *more, inputs=[*inputs, *filter(None, annotation_files)], overwrite=outputs.overwrite)
-            beside = stack.enter_context(written_by_others(out.parent)) / out.name
+            paths = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
+            check_outputs(out, *paths, inputs=[*inputs, *filter(None, annotation_files)], overwrite=outputs.overwrite)
+            temporary = stack.enter_context(written_by_others(out.parent)) / out.name
             if is_coco:
-                write_coco_results(cfg, beside.with_suffix(''))
-                stack.callback(_rename, beside.with_suffix('.bbox.json'), beside)
+                write_coco_results(cfg, temporary.with_suffix(''))
+                stack.callback(_rename, temporary.with_suffix('.bbox.json'), temporary)
             else:
                 dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
-                cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=str(beside))]
+                cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=str(temporary))]
         yield hooks
 
 
@@ -97,12 +97,12 @@ def written_by_others(folder: Path) -> Iterator[Path]:
     stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=temporary_name(folder).name, dir=folder) as beside:
+    with TemporaryDirectory(prefix=temporary_name(folder).name, dir=folder) as temporary:
         try:
-            yield Path(beside)
+            yield Path(temporary)
         finally:
-            for path in sorted(Path(beside).rglob('*')):
-                target = folder / path.relative_to(beside)
+            for path in sorted(Path(temporary).rglob('*')):
+                target = folder / path.relative_to(temporary)
                 if path.is_dir():
                     target.mkdir(exist_ok=True)
                 else:

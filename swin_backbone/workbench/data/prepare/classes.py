@@ -31,15 +31,15 @@ def read(folder: DataFolder) -> Optional[Records]:
             by_split[split] = {path: numbers[number] for path, number in numbered.items()}
         names = list(numbers.values())
     else:
-        used = {name for labels in by_split.values() for name in labels.values() if name}
-        names = list(named.values()) if named else sorted(used)
-        if unknown := used - set(names):
+        used_names = {name for labels in by_split.values() for name in labels.values() if name}
+        names = list(named.values()) if named else sorted(used_names)
+        if unknown := used_names - set(names):
             raise DataError(f'{source} has no class {min(unknown)!r}, which is a folder of pictures')
     if len(names) < 2:
         return None
     labels = {path: name for part in by_split.values() for path, name in part.items() if name in names}
-    others = [path for part in by_split.values() for path in part if path not in labels]
-    lines = left_out_lines('pictures in no folder of a class', others)
+    unclassified = [path for part in by_split.values() for path in part if path not in labels]
+    lines = left_out_lines('pictures in no folder of a class', unclassified)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
     return Records(layout, names, {UNSPLIT: labels}, _splits(folder, by_split, labels), lines)
 
@@ -61,14 +61,14 @@ def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
     deep = {split_by_top.get(folders[0]) for folders in parts.values() if len(folders) > 1}
     if 'train' not in deep or len(split_by_top) < 2:
         return {None: {picture: next(iter(folders), None) for picture, folders in parts.items()}}
-    beside = {picture: None for picture, folders in parts.items() if not split_by_top.keys() & {*folders[:1]}}
-    by_split: dict[Optional[str], Labels] = {'train': dict(beside)}
+    unsplit = {picture: None for picture, folders in parts.items() if not split_by_top.keys() & {*folders[:1]}}
+    by_split: dict[Optional[str], Labels] = {'train': dict(unsplit)}
     for top, split in split_by_top.items():
-        inside = {picture: folders[1:] for picture, folders in parts.items() if folders[:1] == (top,)}
-        if {folders[:1] for folders in inside.values()} == {(top,)}:  # training_set/training_set/cat
-            inside = {picture: folders[1:] for picture, folders in inside.items()}
+        folders_inside = {picture: folders[1:] for picture, folders in parts.items() if folders[:1] == (top,)}
+        if {folders[:1] for folders in folders_inside.values()} == {(top,)}:  # training_set/training_set/cat
+            folders_inside = {picture: folders[1:] for picture, folders in folders_inside.items()}
         by_split.setdefault(split, {}).update(
-            {picture: next(iter(folders), None) for picture, folders in inside.items()}
+            {picture: next(iter(folders), None) for picture, folders in folders_inside.items()}
         )
     return by_split
 

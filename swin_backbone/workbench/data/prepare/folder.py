@@ -56,24 +56,24 @@ class DataFolder(NamedTuple):
     def holding(self, suffix: str, pattern: str) -> list[Path]:
         """Return the annotation files with a suffix and a pattern in their first 64 KiB, or `one_file` if it has."""
         paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
-        held = []
+        matching = []
         for path in paths:
             if path.suffix.lower() == suffix and path.is_file():  # no device or FIFO
                 with open(path, 'rb') as file:
                     if re.search(pattern.encode(), file.read(HEAD_BYTES)):
-                        held.append(path)
-        return held
+                        matching.append(path)
+        return matching
 
-    def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
+    def class_names(self, folders: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
         """Return the names of the classes by their values, and the source; (None, '') without names.
 
         Args:
-            more: folders to search besides the two roots.
+            folders: folders to search besides the two roots.
             sparse: accept gaps between values.
         """
         if self.names:
             return dict(enumerate(map(str, self.names))), '--classes'
-        path = find_class_file((self.root, self.ann_root, *more))
+        path = find_class_file((self.root, self.ann_root, *folders))
         return (None, '') if path is None else (read_class_file(path, sparse), str(path))
 
     def labelmap(self) -> dict[str, Optional[int]]:
@@ -106,13 +106,13 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
     """
     files: list[Path] = []
     results: list[str] = []
-    seen: set[str] = set()
+    visited: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:  # a link to a folder above
+        real_path = os.path.realpath(folder)
+        if real_path in visited:  # a link to a folder above
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(real_path)
         if RESULTS_MARK in names and Path(folder) != root:
             results.append(str(Path(folder).relative_to(root)))
             folders.clear()

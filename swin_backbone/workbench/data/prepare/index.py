@@ -138,16 +138,16 @@ def _write_objects(
             numbers = dict(
                 id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.get('category', ''))
             )
-            kept = {name: value for name, value in item.items() if name != 'category'}
-            annotations.append({**numbers, **kept})
+            fields = {name: value for name, value in item.items() if name != 'category'}
+            annotations.append({**numbers, **fields})
     data = dict(images=images, annotations=annotations, categories=categories)
     if target.name == 'train' and not annotations:
         raise DataError(f'none of the {len(images)} pictures for training has an object')
     path = target.with_suffix('.json')
     path.write_text(json.dumps(data), encoding='utf-8')
-    known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
-    most_objects = max((number for _, _, number in known.pictures.values()), default=0)
-    split = IndexedSplit(str(path), len(images), dict(known.objects), most_objects, bool(known.rles))
+    checked = check_annotations(path, 'COCO', folder.with_masks, (data, False))
+    most_objects = max((number for _, _, number in checked.pictures.values()), default=0)
+    split = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.rles))
     pictures = f'{len(images)} pictures in {list_folders([*part])}'
     return split, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 

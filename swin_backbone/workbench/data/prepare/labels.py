@@ -119,23 +119,23 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
     """
     ignored = VOC_BORDER if in_colours else IGNORED_LABEL
     void = [value for value, name in names.items() if _is_void(name)]
-    kept = [value for value in names if value not in void]
-    if not 0 < len(kept) <= MAX_CLASSES:
+    kept_values = [value for value in names if value not in void]
+    if not 0 < len(kept_values) <= MAX_CLASSES:
         raise DataError(
-            f'{source} names {len(kept)} classes, and labels take 1 to {MAX_CLASSES}, of the values 0 to '
+            f'{source} names {len(kept_values)} classes, and labels take 1 to {MAX_CLASSES}, of the values 0 to '
             f'{MAX_CLASSES - 1}: {IGNORED_LABEL} is the value of ignored pixels'
         )
     classes = {
         ignored: IGNORED_LABEL,
-        **{value: number for number, value in enumerate(kept)},
+        **{value: number for number, value in enumerate(kept_values)},
         **dict.fromkeys(void, IGNORED_LABEL),
     }
     if void:
-        more = '' if ignored in kept else ', and 255'
-        lines = [*lines, summary_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
-    if len(kept) == 1:
+        border = '' if ignored in kept_values else ', and 255'
+        lines = [*lines, summary_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{border}')]
+    if len(kept_values) == 1:
         lines = [*lines, summary_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
-    return [names[value] for value in kept], classes, in_colours, lines
+    return [names[value] for value in kept_values], classes, in_colours, lines
 
 
 def _is_void(name: str) -> bool:

@@ -48,8 +48,8 @@ def pair_labels(
     if labels is None:
         labels = [path for path in pictures if is_label(path)]
         if not labels:  # x.jpg and x.png, in one folder
-            beside = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
-            labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in beside]
+            stems = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
+            labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in stems]
         pictures = sorted(set(pictures) - set(labels))
     by_key: dict[tuple[str, ...], list[Path]] = {}
     for path in labels:

@@ -110,11 +110,11 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
             if split != 'test' and not by_split[split]:
                 raise DataError(f'{source} names no picture with annotations for {split}, of {len(pictures)} such')
         listed = {picture for named in listed_pictures.values() for picture in named}
-        rest = [picture for picture in pictures if picture not in listed]
+        unlisted = [picture for picture in pictures if picture not in listed]
         if 'train' not in listed_pictures:
-            by_split['train'] = rest
+            by_split['train'] = unlisted
         else:
-            lines += left_out_lines('pictures that no list names', rest)
+            lines += left_out_lines('pictures that no list names', unlisted)
         lines.append(summary_line('split', f'by {source}'))
     else:
         for picture in pictures:

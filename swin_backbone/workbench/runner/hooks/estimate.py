@@ -27,10 +27,10 @@ class EstimateHook(Hook):
             self._start = time.monotonic()
         if self._done == STEPS:
             seconds = (time.monotonic() - self._start) / (STEPS - 1)
-            left = timedelta(seconds=round(seconds * (runner.max_iters - runner.iter - 1)))
+            remaining = timedelta(seconds=round(seconds * (runner.max_iters - runner.iter - 1)))
             memory = f', {peak / GIB:.1f} GiB of memory at the peak' if (peak := peak_memory()) else ''
             runner.logger.info(
-                f'{STEPS} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {left}, and '
+                f'{STEPS} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {remaining}, and '
                 'validations come on top'
             )
 

@@ -143,9 +143,9 @@ def raise_together(errors: list[str], group: Any = None) -> None:
     Args:
         group: of `torch.distributed`; None for that of the run.
     """
-    found = [sentence for part in all_gather_object(errors, group) for sentence in part]
-    if found:
-        raise ValueError(found[0])
+    sentences = [sentence for part in all_gather_object(errors, group) for sentence in part]
+    if sentences:
+        raise ValueError(sentences[0])
 
 
 def _metrics_or_none(compute_metrics: Callable[[Any], dict[str, Any]], errors: list[str], results: Any) -> Any:

@@ -47,10 +47,10 @@ def read(folder: DataFolder) -> Optional[Records]:
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
         folders_of[path] = _picture_folders(folder, path, data)
     contents = {split: data for split, (_, data, _) in files.items()}
-    stated = {
+    stated_paths = {
         Path(*folders_of[path][:1], image['file_name']) for path, data, _ in files.values() for image in data['images']
     }
-    existing = {picture for picture in stated if (folder.root / picture).is_file()}
+    existing = {picture for picture in stated_paths if (folder.root / picture).is_file()}
     for path, data, _ in files.values():
         lines += _find_pictures(folder, path, data, folders_of[path], existing)
     _join_categories([*contents.values()])
@@ -265,8 +265,8 @@ def _join_categories(contents: Sequence[dict[str, Any]]) -> None:
     by_file = [{category['id']: category['name'] for category in data['categories']} for data in contents]
     if all(list(names.values()) == list(by_file[0].values()) for names in by_file):
         return
-    used = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
-    ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used]), 1)}
+    used_names = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
+    ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used_names]), 1)}
     for data, names in zip(contents, by_file):
         data['categories'] = [dict(id=number, name=name) for name, number in ids.items()]
         for item in data['annotations']:

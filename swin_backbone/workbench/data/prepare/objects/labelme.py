@@ -85,13 +85,13 @@ def _picture_of(
     folder: DataFolder,
 ) -> Path:
     """Return the picture of `imagePath`, which is relative to the file, or else of the file's name."""
-    relative, stated = file.relative_to(folder.ann_root), str(data.get('imagePath') or '').replace('\\', '/')
-    stated_path = os.path.normpath(relative.parent / stated)
-    picture = (match_name(stated_path, tails) if stated else None) or match_name(str(relative.with_suffix('')), tails)
-    if picture is None or ('/' not in stated and folder_words(relative) not in pairable[folder_words(picture)]):
-        held = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
+    relative, path = file.relative_to(folder.ann_root), str(data.get('imagePath') or '').replace('\\', '/')
+    whole_path = os.path.normpath(relative.parent / path)
+    picture = (match_name(whole_path, tails) if path else None) or match_name(str(relative.with_suffix('')), tails)
+    if picture is None or ('/' not in path and folder_words(relative) not in pairable[folder_words(picture)]):
+        hint = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
         raise DataError(
-            f'{file}: imagePath is {stated!r}, and below {folder.root} is no picture of this name, or several{held}'
+            f'{file}: imagePath is {path!r}, and below {folder.root} is no picture of this name, or several{hint}'
         )
     return picture
 
