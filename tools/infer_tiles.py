@@ -61,11 +61,13 @@ def parse_args() -> argparse.Namespace:
         metavar='N',
         help='skip tiles whose pixels differ by at most N in every channel (N without a value: 0)',
     )
-    parser.add_argument('--resume', action='store_true', help='continue with the unfinished tiles')
+    parser.add_argument(  # another option than that of a training
+        '--resume', dest='resume_tiles', action='store_true', help='continue with the unfinished tiles'
+    )
     parser.add_argument('--merge', action='store_true', help='write the results of all shards')
     args = parser.parse_args()
-    if args.merge:
-        parser.refuse(args, ('shard', 'resume'), 'is not used with --merge')
+    if args.merge and (args.shard or args.resume_tiles):
+        parser.error('--merge takes neither --shard nor --resume')
     return args
 
 
@@ -117,7 +119,7 @@ def main() -> None:
             print(f'merged; see {", ".join(map(str, tiled.merge(args.overwrite)))}')
             return
         with tile_bar(tiled.grid.stride) as show:
-            progress, files = tiled.run(args.shard, args.resume, args.overwrite, show)
+            progress, files = tiled.run(args.shard, args.resume_tiles, args.overwrite, show)
     height, width = tiled.grid.size
     print(
         f'{progress.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '

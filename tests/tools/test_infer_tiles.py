@@ -78,8 +78,8 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
         (['--overlap', '128'], 1, 'overlap takes 0 to half a tile'),
         (['--level', '3'], 1, 'level takes 0 to 0'),
         (['--merge'], 1, 'has 0 of 6 tiles'),
-        (['--merge', '--resume'], 2, '--resume is not used with --merge'),
-        (['--merge', '--shard', '0/2'], 2, 'is not used with --merge'),
+        (['--merge', '--resume'], 2, '--merge takes neither --shard nor --resume'),
+        (['--merge', '--shard', '0/2'], 2, '--merge takes neither --shard nor --resume'),
     ],
 )
 def test_bad_commands(record_fault, tmp_path, files, arguments, status, words):
