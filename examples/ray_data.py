@@ -137,17 +137,17 @@ class Model:
             yield pa.Table.from_pylist([row], SCHEMA)
 
     def row_of(self, path: str, data: bytes, error: str) -> dict[str, Any]:
-        from swin_backbone.workbench.data.media import frame_of
+        from swin_backbone.workbench.data.media import make_frame
         from swin_backbone.workbench.predict.prediction import Prediction
-        from swin_backbone.workbench.predict.results import entries_of
+        from swin_backbone.workbench.predict.results import make_entries
 
         if error:
             raise OSError(error)
         pixels = self.predictor.loader.decode(data, path)
-        frame = frame_of(pixels, Path(path))
+        frame = make_frame(pixels, Path(path))
         (sample,) = self.predictor.predict([self.predictor.preprocess(frame)])
         prediction = Prediction(path, sample, frame, self.predictor, self.score_thr)
-        objects, labels_png = entries_of(prediction, 0, path), prediction.labels_png()
+        objects, labels_png = make_entries(prediction, 0, path), prediction.labels_png()
         for item in objects:
             item.pop('image_id', None)
         result = None if labels_png else json.dumps(objects)

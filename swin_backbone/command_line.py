@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
         """Exit with status 2 and a message, which names similar options beside unknown ones."""
         _, unknown, rest = message.partition('unrecognized arguments:')
         words = [word.partition('=')[0] for word in rest.split()] if unknown else []
-        meant = {word: self._similar_option(word) for word in words if word.startswith('--')}
+        meant = {word: self._find_similar_option(word) for word in words if word.startswith('--')}
         hints = [f'{option} in place of {word}' for word, option in meant.items() if option]
         super().error(message + (f'; did you mean {", ".join(hints)}?' if hints else ''))
 
@@ -182,7 +182,7 @@ class Parser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
-    def _similar_option(self, word: str) -> Optional[str]:
+    def _find_similar_option(self, word: str) -> Optional[str]:
         """Return the option that other programs call `word`, or the option with the most similar name."""
         options = [name for name in self._option_string_actions if name.startswith('--')]
         usual = OTHER_NAMES.get(word.replace('_', '-'))
@@ -206,10 +206,10 @@ def make_job(args: argparse.Namespace) -> Job:
         raise ValueError(f'the config comes before the checkpoint, got {args.config} {checkpoint}: arguments swapped?')
     from swin_backbone.workbench.job import Job
 
-    return Job(args.config, options_of(args))
+    return Job(args.config, read_options(args))
 
 
-def options_of(args: argparse.Namespace) -> Options:
+def read_options(args: argparse.Namespace) -> Options:
     """Return the options of a command line."""
     return Options(**{name: value for name, value in vars(args).items() if name in DEFAULTS and value is not None})
 
@@ -233,7 +233,7 @@ def make_predictor(args: argparse.Namespace, batch: int = 1) -> Predictor:
     from swin_backbone.workbench.job import open_exported, open_predictor
 
     if is_exported(args.config):
-        return open_exported(args.config, options_of(args), batch)
+        return open_exported(args.config, read_options(args), batch)
     if args.weights is None:
         raise ValueError(f'give CONFIG --weights CKPT, or DIR of tools/export.py, got {args.config}')
     return open_predictor(make_job(args), args.weights)

@@ -67,7 +67,7 @@ def _set_timeout(text: str) -> float:
     return seconds
 
 
-def _score_thr(text: str) -> Any:
+def _parse_score_thr(text: str) -> Any:
     """Return a number from 0 to 1, or the thresholds in a report."""
     if not os.path.exists(text):
         return number(0, 1)(text)
@@ -80,7 +80,7 @@ def _score_thr(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _parse_shard(text: str) -> tuple[int, int]:
     number, _, count = text.partition('/')
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise argparse.ArgumentTypeError(f'it takes I/N with I from 0 to N - 1, got {text[:40]!r}')
@@ -114,7 +114,7 @@ class CfgOptionsAction(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     import_package()
     from swin_backbone.workbench.configs.cfg_options import parse_value
 
@@ -164,7 +164,9 @@ class Options:
         'with --data: file or folder of annotations outside the folder of pictures', 'A'
     )
     classes: Optional[Sequence[str]] = _option(
-        'with --data: names of the classes, as "road,traffic light", if no file below D has them', 'NAMES', type=_names
+        'with --data: names of the classes, as "road,traffic light", if no file below D has them',
+        'NAMES',
+        type=_parse_names,
     )
     backbone: Optional[str] = _option(
         "put this Swin in place of the config's backbone: swin-t, swinv2-b, ...", 'NAME', see='guides/swap.md'
@@ -271,7 +273,7 @@ class ToolOptions:
         'leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for each '
         'class (default: 0.3)',
         'S',
-        type=_score_thr,
+        type=_parse_score_thr,
         see='guides/report.md',
         models=('detector',),
     )
@@ -284,7 +286,7 @@ class ToolOptions:
         see='reference/tools.md#labels-and-ids',
         models=('segmentor',),
     )
-    shard: Any = _option('run part I of N, from 0', 'I/N', type=_shard)
+    shard: Any = _option('run part I of N, from 0', 'I/N', type=_parse_shard)
     out_dir: Optional[Path] = _option('folder to write', 'D', type=Path)
     out: Optional[Path] = _option('file to write', 'F', type=Path)
     json: Optional[Path] = _option('write the figures to F', 'F', type=Path)
@@ -319,10 +321,10 @@ def refuse_options(values: object, names: Iterable[str], reason: str, defaults: 
         value = getattr(values, name)
         if _is_given(value, defaults[name]):
             shown = '' if value is True else f' {value}'
-            raise ValueError(f'{_words_of(name)}{shown} {reason}')
+            raise ValueError(f'{_name_option(name)}{shown} {reason}')
 
 
-def unused_options(values: Any, scope: Optional[str], *more: str) -> str:
+def describe_unused_options(values: Any, scope: Optional[str], *more: str) -> str:
     """Return a line on given options that other kinds of models use; '' without one, or for an unknown scope.
 
     Args:
@@ -332,7 +334,7 @@ def unused_options(values: Any, scope: Optional[str], *more: str) -> str:
     """
     kind = MODELS.get(scope or '')
     unused = [
-        _words_of(name)
+        _name_option(name)
         for name, option in OPTION_FIELDS.items()
         if option.metadata['models'] and not {kind, *more} & {*option.metadata['models']}
         if _is_given(getattr(values, name, None), option.default)
@@ -344,7 +346,7 @@ def _is_given(value: Any, default: Any) -> bool:
     return value is not None and value != default
 
 
-def _words_of(name: str) -> str:
+def _name_option(name: str) -> str:
     return f'--{name.replace("_", "-")}'
 
 
@@ -353,7 +355,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),
     'config': dict(help='path of a config, or mmdet::..., mmseg::..., swin_backbone::...'),
     'checkpoint': dict(help='path or URL of a checkpoint'),
-    **{_words_of(name): option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
+    **{_name_option(name): option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
 }
 TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
 

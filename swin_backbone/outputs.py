@@ -77,7 +77,7 @@ def mark_folder(folder: Union[str, Path]) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Union[str, Path], action: str, name: str = 'writer') -> Iterator[None]:
+def lock_folder(folder: Union[str, Path], action: str, name: str = 'writer') -> Iterator[None]:
     """Keep other processes out of a folder that this process writes, while the context lasts.
 
     The folder is made, and two hidden files stay in it. A thread may take the lock again. The operating system releases

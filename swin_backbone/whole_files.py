@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Union
 
 PARTIAL = '.partial-'
-LEFTOVER = re.compile(rf'{re.escape(PARTIAL)}[0-9a-f]{{16}}-')  # see `temporary_name`
+LEFTOVER = re.compile(rf'{re.escape(PARTIAL)}[0-9a-f]{{16}}-')  # see `make_temporary_name`
 LEFTOVER_AGE_S = 24 * 3600
 LONGEST_NAME = 255  # bytes of a file name
 LONGEST_SUFFIX = 16  # characters, with the point
@@ -42,7 +42,7 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent.absolute())
-    partial = temporary_name(path)
+    partial = make_temporary_name(path)
     try:
         write(partial)
         _flush(partial, os.O_RDWR)
@@ -56,7 +56,7 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
         _flush(path.parent, os.O_RDONLY)  # else a power cut undoes the renaming
 
 
-def temporary_name(path: Path) -> Path:
+def make_temporary_name(path: Path) -> Path:
     """Return a hidden name beside `path` for one writer, with the suffix of `path`.
 
     A long name becomes a hash, with at most `LONGEST_SUFFIX` characters of the suffix.

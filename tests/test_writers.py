@@ -15,7 +15,7 @@ from helpers.at_once import NUMBER, at_once
 from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.errors import TrainingStopped
-from swin_backbone.outputs import FolderInUse, folder_lock
+from swin_backbone.outputs import FolderInUse, lock_folder
 from swin_backbone.whole_files import PARTIAL, remove_leftovers, write_whole
 
 
@@ -86,9 +86,9 @@ class Others:
 
 
 def train_or_report(index, folder, others):
-    report = partial(folder_lock, folder, 'reports in')
+    report = partial(lock_folder, folder, 'reports in')
     try:
-        with folder_lock(folder, 'trains in', 'training'), report(), report():
+        with lock_folder(folder, 'trains in', 'training'), report(), report():
             others.wait(NUMBER - 1)
             return 'done'
     except (TrainingStopped, FolderInUse) as error:
@@ -101,18 +101,18 @@ def test_one_works_in_a_folder_and_the_others_say_who(tmp_path):
     assert said.count('done') == 1
     who = re.compile(rf'process \d+ on \S+, since \S+, trains in {re.escape(str(tmp_path))}: |another process trains')
     assert all(who.match(line) for line in said if line != 'done')
-    with folder_lock(tmp_path, 'reports in'):  # it is free again
+    with lock_folder(tmp_path, 'reports in'):  # it is free again
         pass
 
 
 def test_a_second_thread_is_refused(tmp_path):
     def work():
-        with pytest.raises(FolderInUse, match='reports in'), folder_lock(tmp_path, 'reports in'):
+        with pytest.raises(FolderInUse, match='reports in'), lock_folder(tmp_path, 'reports in'):
             pass
         refused.append(True)
 
     refused = []
-    with folder_lock(tmp_path, 'reports in'):
+    with lock_folder(tmp_path, 'reports in'):
         (thread := threading.Thread(target=work)).start()
         thread.join()
     assert refused == [True]

@@ -72,7 +72,7 @@ def main() -> int:
     from mmengine.registry import VISUALIZERS, init_default_scope
 
     from swin_backbone.openmmlab.errors import sentence_of
-    from swin_backbone.workbench.data.datasets import BuiltDatasets, base_datasets
+    from swin_backbone.workbench.data.datasets import BuiltDatasets, iter_base_datasets
     from swin_backbone.workbench.data.guard import guard_dataset
     from swin_backbone.workbench.predict.predictor import VISUALIZERS_OF
     from swin_backbone.workbench.runner import build
@@ -89,7 +89,7 @@ def main() -> int:
             make_folder(args.output_dir)
         dataset = BuiltDatasets(cfg, fatal_faults=()).build_phase(args.phase)
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable)
-        for base in base_datasets(dataset):
+        for base in iter_base_datasets(dataset):
             base.guard.are_masks_checked = False  # a wrong mask is an error of its picture alone
     visualizer = VISUALIZERS.build(dict(type=visualizers[scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo

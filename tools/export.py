@@ -11,7 +11,7 @@ import argparse
 import json
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import unused_options
+from swin_backbone.options import describe_unused_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.workbench.configs.data_parts import tested_dataset
+    from swin_backbone.workbench.configs.data_parts import find_tested_dataset
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.export.picture import load_bands, load_settings
     from swin_backbone.workbench.export.verify import outcome
@@ -56,8 +56,8 @@ def main() -> None:
         if args.pictures and not media_files:
             raise ValueError(f'--pictures takes pictures, got videos alone: {", ".join(args.pictures)}')
         job = make_job(args)
-        job.print(unused_options(args, job.cfg.get('default_scope')))
-        load = load_settings(tested_dataset(job.cfg).pipeline)
+        job.print(describe_unused_options(args, job.cfg.get('default_scope')))
+        load = load_settings(find_tested_dataset(job.cfg).pipeline)
         pictures = [load_bands(str(medium.path), load) for medium in media_files]
         manifest = export(
             job,

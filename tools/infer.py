@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swin_backbone.command_line import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
-from swin_backbone.options import ARGUMENTS, positive, unused_options
+from swin_backbone.options import ARGUMENTS, describe_unused_options, positive
 
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
@@ -90,7 +90,7 @@ def main() -> int:
             )
             sources = [args.config, *filter(None, (args.weights, args.ids_of))]
             stack.enter_context(results.claim_outputs(inputs, sources, args.overwrite))
-        if unused := unused_options(args, predictor.scope, *(['segmentor'] if results.is_panoptic else [])):
+        if unused := describe_unused_options(args, predictor.scope, *(['segmentor'] if results.is_panoptic else [])):
             print(unused, file=sys.stderr)
         begin = time.monotonic()
         inference = Inference(predictor, results, progress, args.max_pixels, args.batch_size, args.debug)

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from swin_backbone.command_line import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
-from swin_backbone.options import ARGUMENTS, positive, unused_options, whole
+from swin_backbone.options import ARGUMENTS, describe_unused_options, positive, whole
 
 
 def parse_args() -> argparse.Namespace:
@@ -111,7 +111,7 @@ def main() -> None:
             predictor, args.picture, args.out_dir, tile=args.tile, overlap=args.overlap,
             level=args.level, skip_blank=args.skip_blank, score_thr=args.score_thr,
         )  # fmt: skip
-    for note in filter(None, (unused_options(args, predictor.scope), *tiled.notes)):
+    for note in filter(None, (describe_unused_options(args, predictor.scope), *tiled.notes)):
         print(note, file=sys.stderr)
     begin = time.monotonic()
     with exit_with_message(ANY_ERROR, args.debug):

@@ -11,7 +11,7 @@ import argparse
 from contextlib import ExitStack
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import number, unused_options
+from swin_backbone.options import describe_unused_options, number
 
 
 def parse_args() -> argparse.Namespace:
@@ -49,7 +49,7 @@ def main() -> None:
     from swin_backbone.workbench.configs.published import find_weights
     from swin_backbone.workbench.job import open_test
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
-    from swin_backbone.workbench.runner.launchers import rank
+    from swin_backbone.workbench.runner.launchers import read_rank
     from swin_backbone.workbench.runner.prediction_outputs import OutputOptions
 
     outputs = OutputOptions(
@@ -59,11 +59,11 @@ def main() -> None:
         with exit_with_message(ANY_ERROR, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
             job = make_job(args)
-            job.print(unused_options(args, job.cfg.get('default_scope')))
+            job.print(describe_unused_options(args, job.cfg.get('default_scope')))
             runner = stack.enter_context(open_test(job, checkpoint, outputs))
         with exit_with_message(RUN_ERRORS, args.debug):
             metrics = run_loop(runner, 'test')
-    if rank(args.launcher):
+    if read_rank(args.launcher):
         return
     if args.show_dir:
         print(f'{len(runner.test_dataloader.dataset)} pictures in {args.show_dir}')

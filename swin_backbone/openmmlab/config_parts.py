@@ -40,7 +40,7 @@ def type_name(part: dict[str, Any]) -> str:
     return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
 
 
-def registered_class(part: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
+def find_class(part: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
     """Return the class of a part, of a data set or in another registry, by its name in the current scope.
 
     None if the name is unknown.

@@ -18,13 +18,13 @@ from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import DEFAULTS, Options, refuse_options
-from ..outputs import folder_lock
+from ..outputs import lock_folder
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
 from .configs.published import find_weights, set_load_from
 from .configs.training_settings import require_no_second_values
 from .data.annotations import uses_masks
-from .data.prepare.config import class_weights_left_out
+from .data.prepare.config import describe_lost_weights
 from .data.prepare.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
@@ -33,7 +33,7 @@ from .resolve import combine, resolve_training
 from .runner.build import build_runner, run_loop
 from .runner.compile import compile_model
 from .runner.hooks.val_loss import ValLossHook
-from .runner.launchers import rank
+from .runner.launchers import read_rank
 from .runner.prediction_outputs import OutputOptions, enable_tta, write_outputs
 from .runner.safe_runner import SafeRunner
 
@@ -63,7 +63,7 @@ class Job:
             if getattr(options, name) is None:
                 refuse_options(options, dependent, f'needs --{name}, which is missing')
         require_no_second_values(options)
-        self.is_main_process = rank(options.launcher) == 0
+        self.is_main_process = read_rank(options.launcher) == 0
         base = config if isinstance(config, Config) else read_config(config)
         data: Optional[Dataset] = None
         if options.data is not None:
@@ -82,7 +82,7 @@ class Job:
             # mmengine imports only the modules in the file
             import_modules_from_strings(**self.cfg.custom_imports)
         if data:
-            self.print(*class_weights_left_out(base, self.cfg))
+            self.print(*describe_lost_weights(base, self.cfg))
 
     def print(self, *lines: str) -> None:
         """Print lines in the first process of a run."""
@@ -110,7 +110,7 @@ def open_training(job: Job) -> Iterator[SafeRunner]:
         ValueError: see `Job.build_training`.
         FolderInUse: if another process trains in the folder, naming the process.
     """
-    lock = folder_lock(job.cfg.work_dir, 'trains in', 'training') if job.is_main_process else nullcontext()
+    lock = lock_folder(job.cfg.work_dir, 'trains in', 'training') if job.is_main_process else nullcontext()
     with lock:  # before the first files: log and config
         yield job.build_training()
 

@@ -183,11 +183,11 @@ class Model:
             OSError: if a picture cannot be read.
         """
         from .predict.coco_ids import read_ids
-        from .predict.thresholds import score_thr_of
+        from .predict.thresholds import choose_score_thr
 
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
-        thr = score_thr_of(predictor, score_thr)
+        thr = choose_score_thr(predictor, score_thr)
         ids = None if annotations is None else read_ids(str(annotations), predictor)
         for path, frame in _iter_frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.preprocess(frame)])
@@ -280,7 +280,7 @@ def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str],
     """
     import numpy as np
 
-    from .data.media import find_media, frame_of, read_frames
+    from .data.media import find_media, make_frame, read_frames
 
     def frames_of(medium: Medium) -> Iterator[tuple[Optional[str], Frame]]:
         return ((str(medium.path), frame) for frame in read_frames(medium, load=predictor.load))
@@ -296,5 +296,5 @@ def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str],
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )
         # a copy: a camera may write the next picture into the same array before this one is drawn
-        frames.append([(None, frame_of(pixels[..., ::-1].copy(), Path(f'picture_{number}')))])
+        frames.append([(None, make_frame(pixels[..., ::-1].copy(), Path(f'picture_{number}')))])
     return chain.from_iterable(frames)

@@ -22,17 +22,17 @@ from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.backbone import swap_backbone
 from ..options import Options
 from .configs.amp import enable_amp
-from .configs.cfg_options import apply_options, setting_of
-from .configs.data_parts import dataset_configs
+from .configs.cfg_options import apply_options, get_setting
+from .configs.data_parts import list_dataset_configs
 from .configs.published import set_initial_weights
-from .configs.training_settings import apply_settings, has_settings, lr_line, scale_schedule, set_workers
+from .configs.training_settings import apply_settings, describe_lr, has_settings, scale_schedule, set_workers
 from .configs.visualizer import enable_vis
 from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
 from .data.prepare.prepare import Dataset
-from .runner.launchers import rank, world_size
+from .runner.launchers import read_rank, read_world_size
 
 
 def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
@@ -48,7 +48,7 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         ValueError: for an unknown backbone or key.
     """
     cfg_options = options.cfg_options or {}
-    backbone, is_main_process = options.backbone, not rank(options.launcher)
+    backbone, is_main_process = options.backbone, not read_rank(options.launcher)
     cfg: Config = (
         swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin', verbose=is_main_process)
         if backbone
@@ -58,7 +58,7 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
     if data is not None:
         put_data(cfg, data)
-        for _, dataset in dataset_configs(cfg, 'train'):
+        for _, dataset in list_dataset_configs(cfg, 'train'):
             dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
     if options.workers is not None:
         set_workers(cfg, options.workers)
@@ -77,7 +77,7 @@ def _require_agreement(cfg: Config, data: Dataset, cfg_options: dict[str, Any]) 
     refilled = copy.deepcopy(cfg)
     put_data(refilled, data)
     for key in cfg_options:
-        value, expected = setting_of(cfg, key), setting_of(refilled, key)
+        value, expected = get_setting(cfg, key), get_setting(refilled, key)
         if expected != value and repr(expected) != repr(value):  # NaN equals no number
             raise ConfigError(f'{key} follows from --data, which makes it {expected!r}, got {value!r}')
 
@@ -111,17 +111,17 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     cfg: Config = copy.deepcopy(config)
     datasets, changes = BuiltDatasets(cfg), list[str]()
     if data is not None or has_settings(options):
-        if not dataset_configs(cfg, 'train'):
+        if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         apply_settings(cfg, options)
         apply_options(cfg, options.cfg_options or {})
         use_load_picture(cfg)
-        processes, plan = world_size(options.launcher), _find_epoch_plan(datasets, options, data)
+        processes, plan = read_world_size(options.launcher), _find_epoch_plan(datasets, options, data)
         if plan is not None:
             apply_epoch_plan(cfg, options, data, plan, processes)
             changes.append(plan.line)
         if not options.auto_scale_lr and (options.batch is not None or data is not None):
-            changes.append(lr_line(cfg, processes))
+            changes.append(describe_lr(cfg, processes))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
     if options.amp:

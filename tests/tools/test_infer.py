@@ -25,7 +25,7 @@ from PIL import Image
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
 from swin_backbone.workbench.predict.inference import Inference
-from swin_backbone.workbench.predict.prediction import Prediction, category_ids_of
+from swin_backbone.workbench.predict.prediction import Prediction, find_category_ids
 from swin_backbone.workbench.predict.results import ResultsWriter
 
 
@@ -90,18 +90,18 @@ def test_cocos_classes_have_cocos_ids():
 
     classes = CocoDataset.METAINFO['classes']
     predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=classes))
-    ids = dict(zip(classes, category_ids_of(predictor)))
+    ids = dict(zip(classes, find_category_ids(predictor)))
     assert len(ids) == 80
     assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
         1, 13, 27, 51, 70, 90,
     ]  # fmt: skip
     predictor.meta = CocoPanopticDataset.METAINFO
-    ids = dict(zip(predictor.meta['classes'], category_ids_of(predictor)))
+    ids = dict(zip(predictor.meta['classes'], find_category_ids(predictor)))
     names = ('person', 'toothbrush', 'banner', 'mirror-stuff', 'road', 'window-other', 'tree-merged', 'rug-merged')
     assert len(ids) == 133
     assert [ids[name] for name in names] == [1, 90, 92, 133, 149, 181, 184, 200]
     predictor.meta = dict(classes=['nut', 'bolt'], category_ids=[7])  # not of these classes
-    assert category_ids_of(predictor) == [1, 2]
+    assert find_category_ids(predictor) == [1, 2]
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):

@@ -25,9 +25,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from swin_backbone import accelerate, load
-from swin_backbone.openmmlab.config_parts import registered_class
+from swin_backbone.openmmlab.config_parts import find_class
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.data.annotations import annotation_format
+from swin_backbone.workbench.data.annotations import find_format
 from swin_backbone.workbench.predict.results import ResultsWriter
 from swin_backbone.workbench.runner.hooks.validation import MaskAreasHook
 from swin_backbone.workbench.runner.prediction_outputs import write_coco_results
@@ -292,5 +292,5 @@ def test_a_panoptic_model_is_tested_on_cocos_files(tmp_path):
     write_coco_results(cfg, tmp_path / 'res')
     assert {metric.outfile_prefix for metric in cfg.test_evaluator} == {str(tmp_path / 'res')}
     with DefaultScope.overwrite_default_scope('mmdet'):
-        assert annotation_format(registered_class(dict(type='CocoPanopticDataset'))) is None
-        assert annotation_format(registered_class(dict(type='CocoDataset'))) == 'COCO'
+        assert find_format(find_class(dict(type='CocoPanopticDataset'))) is None
+        assert find_format(find_class(dict(type='CocoDataset'))) == 'COCO'

@@ -13,7 +13,7 @@ from swin_backbone import load
 from swin_backbone.command_line import Parser
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, unused_options
+from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, describe_unused_options
 from swin_backbone.workbench.configs.training_settings import apply_settings, set_workers
 from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
@@ -62,11 +62,11 @@ def test_all_values_that_a_help_names_are_in_this_list():
 
 def test_options_that_a_kind_of_model_does_not_use_are_named():
     given = SimpleNamespace(score_thr=0.5, first_label=1, batch=3)
-    assert unused_options(given, 'mmseg') == 'without effect on a segmentor: --score-thr'
-    assert unused_options(given, 'mmdet') == 'without effect on a detector: --first-label'
-    assert unused_options(given, 'mmpretrain') == 'without effect on a classifier: --score-thr, --first-label'
-    assert unused_options(given, 'mmdet', 'segmentor') == unused_options(Options(), 'mmseg') == ''
-    assert unused_options(given, None) == ''
+    assert describe_unused_options(given, 'mmseg') == 'without effect on a segmentor: --score-thr'
+    assert describe_unused_options(given, 'mmdet') == 'without effect on a detector: --first-label'
+    assert describe_unused_options(given, 'mmpretrain') == 'without effect on a classifier: --score-thr, --first-label'
+    assert describe_unused_options(given, 'mmdet', 'segmentor') == describe_unused_options(Options(), 'mmseg') == ''
+    assert describe_unused_options(given, None) == ''
 
 
 @pytest.mark.parametrize(('words', 'message'), [

@@ -23,7 +23,7 @@ from swin_backbone.openmmlab.swap import backbone
 from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
-from swin_backbone.workbench.configs.cfg_options import setting_of
+from swin_backbone.workbench.configs.cfg_options import get_setting
 from swin_backbone.workbench.configs.published import find_weights, set_load_from
 from swin_backbone.workbench.export import predictor
 from swin_backbone.workbench.predict.predictor import Predictor
@@ -91,7 +91,7 @@ def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, op
     data = make_own_data(tmp_path / 'own')  # 4 pictures
     cfg = load_config(config, str(tmp_path), options, 'none', data=data, epochs=3, batch=batch)
     assert [cfg.train_cfg.get('max_iters', end), cfg.param_scheduler[0].end] == [end, end]
-    assert all(setting_of(cfg, key) == value or cfg.param_scheduler[0].gamma == 0.5 for key, value in options.items())
+    assert all(get_setting(cfg, key) == value or cfg.param_scheduler[0].gamma == 0.5 for key, value in options.items())
     record_fault('bad_commands')
 
 
@@ -124,7 +124,7 @@ def test_a_schedule_counts_the_pictures_of_a_balanced_data_set(tmp_path):
 @pytest.mark.parametrize(('option', 'key'), [('seed', 'randomness.seed'), ('workers', 'train_dataloader.num_workers')])
 def test_zero_is_a_setting(tmp_path, option, key):
     cfg = load_config(FCN, str(tmp_path), {}, 'none', **{option: 0})
-    assert setting_of(cfg, key) == 0
+    assert get_setting(cfg, key) == 0
 
 
 @pytest.mark.parametrize('key', [

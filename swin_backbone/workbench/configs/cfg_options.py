@@ -78,7 +78,7 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
             _set(cfg, key.removeprefix('+').split('.'), value, adds=key.startswith('+'))
 
 
-def setting_of(cfg: Config, key: str) -> Any:
+def get_setting(cfg: Config, key: str) -> Any:
     """Return the value of a dotted key, with or without a leading `+`; None if the config lacks the key."""
     node: Any = cfg._cfg_dict
     for name in key.removeprefix('+').split('.'):
@@ -106,7 +106,7 @@ def _set(cfg: Config, path: list[str], value: Any, adds: bool) -> None:
             raise ValueError(f'--cfg-options {".".join(path)}: {where} is {node!r}, which has no {name!r}')
         elif name not in node:
             if not adds and not (is_last and _takes(node, where, name)):
-                raise ValueError(_unknown(cfg, path, node, depth))
+                raise ValueError(_describe_unknown(cfg, path, node, depth))
             node[name] = ConfigDict()
         if is_last:
             node[key] = value
@@ -119,13 +119,13 @@ def _takes(node: dict[str, Any], where: str, name: str) -> bool:
     Some classes ignore unknown arguments, such as mmseg's IoUMetric and Mask2FormerHead.
     """
     if not where:
-        return name in RUNNER_KEYS or name in _parameters(Runner)
+        return name in RUNNER_KEYS or name in _list_parameters(Runner)
     if 'type' in node:
-        return name in _arguments(node['type'])
+        return name in _list_arguments(node['type'])
     return where.endswith('_dataloader') or where == 'randomness'  # functions that refuse unknown arguments
 
 
-def _arguments(kind: Any) -> set[str]:
+def _list_arguments(kind: Any) -> set[str]:
     """Return the arguments of a class, or of all registered classes of a name."""
     classes = [kind]
     if isinstance(kind, str):
@@ -134,10 +134,12 @@ def _arguments(kind: Any) -> set[str]:
         for root in roots:
             with root.switch_scope_and_registry(None) as scoped:
                 classes.append(scoped.get(kind))
-    return {name for cls in classes if cls for base in getattr(cls, '__mro__', (cls,)) for name in _parameters(base)}
+    return {
+        name for cls in classes if cls for base in getattr(cls, '__mro__', (cls,)) for name in _list_parameters(base)
+    }
 
 
-def _parameters(function: Any) -> set[str]:
+def _list_parameters(function: Any) -> set[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # builtins without a signature
@@ -145,10 +147,10 @@ def _parameters(function: Any) -> set[str]:
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
-def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
+def _describe_unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
     """Return a message with the unknown part of a key and the nearest known key."""
     option, parent = '.'.join(path), '.'.join(path[:depth])
-    names = [*node, *(_arguments(node['type']) if 'type' in node else ())]
+    names = [*node, *(_list_arguments(node['type']) if 'type' in node else ())]
     near_names = get_close_matches(path[depth], names, 1)
     nearest = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in near_names]
     nearest = nearest or [key for key, _ in walk(cfg) if key.endswith(f'.{option}')]  # a key without its beginning

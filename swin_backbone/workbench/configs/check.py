@@ -12,9 +12,9 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from ...openmmlab.config_files import TOOLBOXES
-from ...openmmlab.config_parts import registered_class, walk
+from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import ConfigError
-from .data_parts import dataset_configs
+from .data_parts import list_dataset_configs
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
 SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head')  # models with classes of several kinds
@@ -27,9 +27,9 @@ def check_classes(cfg: Config) -> None:
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for phase in ('train', 'val', 'test'):
-            for where, dataset in dataset_configs(cfg, phase):
+            for where, dataset in list_dataset_configs(cfg, phase):
                 if not _is_published(dataset):
-                    compare_classes(cfg, class_names(dataset), where)
+                    compare_classes(cfg, find_class_names(dataset), where)
 
 
 def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
@@ -55,11 +55,11 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
             )
 
 
-def class_names(dataset: dict[str, Any]) -> Sequence[str]:
+def find_class_names(dataset: dict[str, Any]) -> Sequence[str]:
     """Return the names of the classes of a data set's config in the current scope; () without names."""
     classes = _named_classes(dataset)
     if classes is None:
-        classes = getattr(registered_class(dataset), 'METAINFO', {}).get('classes')
+        classes = getattr(find_class(dataset), 'METAINFO', {}).get('classes')
     return classes if isinstance(classes, (list, tuple)) else ()
 
 
@@ -69,5 +69,5 @@ def _named_classes(dataset: dict[str, Any]) -> Any:
 
 
 def _is_published(dataset: dict[str, Any]) -> bool:
-    package = getattr(registered_class(dataset), '__module__', '').partition('.')[0]
+    package = getattr(find_class(dataset), '__module__', '').partition('.')[0]
     return package in TOOLBOXES and _named_classes(dataset) is None

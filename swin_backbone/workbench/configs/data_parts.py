@@ -9,7 +9,7 @@ from mmengine.config import Config
 from ...openmmlab.config_parts import walk
 
 
-def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
+def list_dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     """Return keys and configs of the data sets of 'train', 'val' or 'test'; an empty list without the phase's loader.
 
     Raises:
@@ -21,13 +21,13 @@ def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]
     return list(iter_dataset_configs(loader.get('dataset'), f'{phase}_dataloader.dataset'))
 
 
-def tested_dataset(cfg: Config) -> Any:
+def find_tested_dataset(cfg: Config) -> Any:
     """Return the config of the first data set of the test, without its wrappers, as a part of `cfg`.
 
     Raises:
         ValueError: for a config without a data set for the test.
     """
-    datasets = dataset_configs(cfg, 'test')
+    datasets = list_dataset_configs(cfg, 'test')
     if not datasets:
         raise ValueError('the config has no data set in test_dataloader, whose pipeline prepares the pictures')
     return datasets[0][1]
@@ -46,7 +46,7 @@ def iter_dataset_configs(node: Any, where: str) -> Iterator[tuple[str, dict[str,
             yield key, part
 
 
-def metric_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
+def list_metric_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     """Return keys and configs of the metrics of 'train', 'val' or 'test'."""
     return list(iter_metric_configs(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
 
@@ -63,19 +63,19 @@ def describe_tested_data(cfg: Config) -> str:
 
     Scores on the validation set, which chose the checkpoint, are optimistic.
     """
-    test, val, train = (list(_places(cfg, phase)) for phase in ('test', 'val', 'train'))
+    test, val, train = (list(_iter_paths(cfg, phase)) for phase in ('test', 'val', 'train'))
     name = 'validation' if test == val else 'training' if test == train else 'test'
     return f'the {name} set, {", ".join(test)}'
 
 
-def _places(cfg: Config, phase: str) -> Iterator[str]:
-    for _, dataset in dataset_configs(cfg, phase):
+def _iter_paths(cfg: Config, phase: str) -> Iterator[str]:
+    for _, dataset in list_dataset_configs(cfg, phase):
         prefix = dataset.get('data_prefix') or ''
         first = next(iter(prefix.values()), '') if isinstance(prefix, dict) else prefix
         yield os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or first)
 
 
-def annotation_file(node: dict[str, Any]) -> Optional[str]:
+def find_annotation_file(node: dict[str, Any]) -> Optional[str]:
     """Return the path of the annotation file of a data set or metric, if it is on a local disk."""
     path = node.get('ann_file')
     if not isinstance(path, str) or not path or '://' in path or node.get('backend_args'):
@@ -94,7 +94,7 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
         ValueError: naming the key.
     """
     for phase in phases:
-        datasets = dataset_configs(cfg, phase)
+        datasets = list_dataset_configs(cfg, phase)
         if not datasets and phase != 'val':
             raise ValueError(f'the config has no data set in {phase}_dataloader')
         for where, dataset in datasets:
@@ -110,8 +110,8 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
                         _require(os.path.join(root, path), f'{where}.{key}', f'{where}.data_root')
                 if root:
                     _require(root, f'{where}.data_root', f'{where}.data_root')
-        for where, metric in metric_configs(cfg, phase):
-            file = annotation_file(metric)
+        for where, metric in list_metric_configs(cfg, phase):
+            file = find_annotation_file(metric)
             if file:
                 _require(file, f'{where}.ann_file', f'{where}.ann_file')
 

@@ -10,8 +10,8 @@ from mmengine.config import Config, ConfigDict
 from ...openmmlab.config_parts import parts_of, type_name, walk
 from ...openmmlab.errors import ConfigError
 from ...options import TRAINING_OPTIONS, Options
-from .cfg_options import setting_of
-from .data_parts import metric_configs
+from .cfg_options import get_setting
+from .data_parts import list_metric_configs
 
 WARM_UP_SCHEDULERS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 MAX_WARM_UP_RATIO = 0.1  # of the iterations of a training
@@ -51,7 +51,7 @@ def require_no_second_values(options: Options) -> None:
 def apply_settings(cfg: Config, options: Options) -> None:
     """Put the settings of a training into a config, in place, and change all settings that depend on them.
 
-    The schedule does not follow: see `scale_schedule` for `epochs`, and `lr_line` for `batch`.
+    The schedule does not follow: see `scale_schedule` for `epochs`, and `describe_lr` for `batch`.
 
     Raises:
         ConfigError: if the config lacks what a setting changes, naming the key.
@@ -66,7 +66,7 @@ def apply_settings(cfg: Config, options: Options) -> None:
     if options.lr is not None:
         _set_lr(cfg, options.lr)
     if options.epochs is not None:
-        for part in _parts(cfg.train_dataloader.get('dataset')):
+        for part in _iter_parts(cfg.train_dataloader.get('dataset')):
             if type_name(part) == 'RepeatDataset':
                 part['times'] = 1  # an epoch has each picture once
     if options.seed is not None:
@@ -103,10 +103,10 @@ def _set_patience(cfg: Config, validations: int) -> None:
         if type_name(hook) == STOPPING:
             hook['patience'] = validations
             return
-    cfg.custom_hooks = [*hooks, dict(type=STOPPING, patience=validations, min_delta=LEAST_GAIN, **_main_metric(cfg))]
+    cfg.custom_hooks = [*hooks, dict(type=STOPPING, patience=validations, min_delta=LEAST_GAIN, **_find_metric(cfg))]
 
 
-def _main_metric(cfg: Config) -> dict[str, str]:
+def _find_metric(cfg: Config) -> dict[str, str]:
     """Return `monitor`: the metric of save_best, with its `rule` if there is one, or an evaluator's main metric."""
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     best, rule = (
@@ -115,7 +115,7 @@ def _main_metric(cfg: Config) -> dict[str, str]:
     )
     if isinstance(best, str) and best != 'auto':
         return dict(monitor=best, rule=rule) if rule else dict(monitor=best)
-    for _, metric in metric_configs(cfg, 'val'):
+    for _, metric in list_metric_configs(cfg, 'val'):
         if type_name(metric) in MAIN_METRICS:
             kinds = metric.get('metric', 'bbox')
             return dict(monitor=MAIN_METRICS[type_name(metric)].format('bbox' if 'bbox' in kinds else 'segm'))
@@ -128,16 +128,16 @@ def _main_metric(cfg: Config) -> dict[str, str]:
 # --- the learning rate ------------------------------------------------------------------------------------------------
 
 
-def lr_line(cfg: Config, world_size: int = 1) -> str:
+def describe_lr(cfg: Config, world_size: int = 1) -> str:
     """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
 
     The learning rate does not follow the batch: docs/measurements/training.md compares three rules.
     """
-    optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
+    optimizer, batch = _find_optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
         return ''
     pictures = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
-    base = setting_of(cfg, 'auto_scale_lr.base_batch_size')
+    base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
     if base in (None, pictures):
         return f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
@@ -152,13 +152,13 @@ def _enable_auto_scale_lr(cfg: Config) -> None:
     Raises:
         ConfigError: if the config does not name the batch of its learning rate.
     """
-    base = setting_of(cfg, 'auto_scale_lr.base_batch_size')
+    base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
     if base is None:
         raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
     cfg.auto_scale_lr.update(enable=True, base_batch_size=base / cfg.optim_wrapper.get('accumulative_counts', 1))
 
 
-def _optimizer(cfg: Config) -> Optional[Any]:
+def _find_optimizer(cfg: Config) -> Optional[Any]:
     """Return the optimizer of a config, or None if it has several optimizers or no learning rate."""
     optimizer: Any = (cfg.get('optim_wrapper') or {}).get('optimizer')
     has_lr = isinstance(optimizer, dict) and isinstance(optimizer.get('lr'), (int, float)) and optimizer['lr']
@@ -167,17 +167,17 @@ def _optimizer(cfg: Config) -> Optional[Any]:
 
 def _set_lr(cfg: Config, lr: float) -> None:
     """Set the learning rate, and scale the other rates of the schedule in proportion."""
-    optimizer = _optimizer(cfg)
+    optimizer = _find_optimizer(cfg)
     if optimizer is None:
         raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
-    for schedule in _schedules(cfg):
+    for schedule in _list_schedules(cfg):
         for key in ('eta_min', 'eta_max'):
             if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in type_name(schedule):
                 schedule[key] = float(f'{schedule[key] * lr / optimizer.lr:.6g}')
     optimizer.lr = lr
 
 
-def _schedules(cfg: Config) -> list[ConfigDict]:
+def _list_schedules(cfg: Config) -> list[ConfigDict]:
     schedules = cfg.get('param_scheduler') or []
     return [schedules] if isinstance(schedules, dict) else list(schedules)
 
@@ -208,7 +208,7 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
     loop[length_key] = new
     total = new * iters_per_epoch if by_epoch else new
     length = _Length(factor, new, total, iters_per_epoch, by_epoch)
-    cfg.param_scheduler = [part for part in map(length.scale, _schedules(cfg)) if part is not None]
+    cfg.param_scheduler = [part for part in map(length.scale, _list_schedules(cfg)) if part is not None]
     _scale_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else iters_per_epoch)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
@@ -236,7 +236,7 @@ class _Length:
         counts_epochs = schedule.get('by_epoch', True)
         begin, end = schedule.get('begin', 0), schedule.get('end')
         if type_name(schedule) in WARM_UP_SCHEDULERS and not begin and isinstance(end, int):
-            return self._warm_up(schedule, end, counts_epochs)
+            return self._scale_warm_up(schedule, end, counts_epochs)
         limit = self.new if counts_epochs == self.by_epoch else self.total
         factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
         if begin:
@@ -259,7 +259,7 @@ class _Length:
                 schedule[key] = max(1, round(schedule[key] * factor))
         return schedule
 
-    def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
+    def _scale_warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
         """Return a warm-up of as many iterations as before, at most `MAX_WARM_UP_RATIO` of all; None without any."""
         longest = int(MAX_WARM_UP_RATIO * self.total)
         if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
@@ -317,7 +317,9 @@ def _scale_modes(node: Any, unit: str, old: int, new: int) -> None:
 
 def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     """Set the width and height of Resize in test, and scale all other sizes in pixels in proportion."""
-    tested = [part for phase in ('test', 'val') for part in _parts(cfg.get(f'{phase}_dataloader')) if _is_resize(part)]
+    tested = [
+        part for phase in ('test', 'val') for part in _iter_parts(cfg.get(f'{phase}_dataloader')) if _is_resize(part)
+    ]
     if not tested:
         raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
     old = sorted(_pair(tested[0]['scale']))
@@ -325,7 +327,7 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     model = cfg.get('model') or {}
     nodes = [cfg.get(name) for name in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'data_preprocessor')]
     nodes += [cfg.get('custom_hooks'), cfg.get('tta_pipeline'), model.get('data_preprocessor')]
-    for part in (part for node in nodes for part in _parts(node)):
+    for part in (part for node in nodes for part in _iter_parts(node)):
         if _is_resize(part) and sorted(_pair(part['scale'])) == old:
             part['scale'] = scale
             continue
@@ -333,7 +335,7 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
             if key in part:
                 part[key] = _scale_sides(part[key], factors)
         if isinstance(part.get('max_size'), int):  # the longer side
-            part['max_size'] = _side(part['max_size'], factors[1])
+            part['max_size'] = _scale_side(part['max_size'], factors[1])
     test_cfg = model.get('test_cfg')
     if isinstance(test_cfg, dict) and test_cfg.get('mode') == 'slide':
         for key in ('crop_size', 'stride'):
@@ -348,7 +350,7 @@ def _pair(scale: Any) -> tuple[int, int]:
     return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
 
 
-def _parts(node: Any) -> Iterator[dict[str, Any]]:
+def _iter_parts(node: Any) -> Iterator[dict[str, Any]]:
     """Yield each dict with a `type` in a part of a config, also nested dicts."""
     return (part for _, part in parts_of(node, '-'))
 
@@ -360,16 +362,16 @@ def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:
     """
     short_factor, long_factor = factors
     if isinstance(value, int) and not isinstance(value, bool):
-        return _side(value, short_factor)
+        return _scale_side(value, short_factor)
     if not isinstance(value, (list, tuple)):
         return value
     kind: Any = type(value)
     if len(value) == 2 and all(isinstance(side, int) for side in value) and value[0] != value[1]:
-        return kind(_side(side, short_factor if side == min(value) else long_factor) for side in value)
+        return kind(_scale_side(side, short_factor if side == min(value) else long_factor) for side in value)
     return kind(_scale_sides(part, factors) for part in value)
 
 
-def _side(side: int, factor: float) -> int:
+def _scale_side(side: int, factor: float) -> int:
     if side <= 0:  # the border of a mosaic
         return round(side * factor)
     unit = SIZE_DIVISOR if side % SIZE_DIVISOR == 0 else 1

@@ -2,7 +2,7 @@
 
 pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs more fields
 than training. Each annotation file is checked once in a process. Of other formats,
-`mask_faults` checks the masks of a picture when it is loaded: see guard.py.
+`find_mask_faults` checks the masks of a picture when it is loaded: see guard.py.
 """
 
 import json
@@ -16,11 +16,11 @@ from mmengine.config import Config
 from mmengine.fileio import list_from_file
 
 from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
-from ...openmmlab.config_parts import registered_class, walk
+from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import DataError, Faults
-from ..configs.data_parts import annotation_file
+from ..configs.data_parts import find_annotation_file
 from ..configs.text_files import BYTE_ORDER_MARKS, decode, read_file
-from .masks import SHORT_POLYGON, Fault, mask_faults
+from .masks import SHORT_POLYGON, Fault, find_mask_faults
 
 NAMES_SHOWN = 10  # in an error
 
@@ -63,7 +63,7 @@ class Annotations(NamedTuple):
 _known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what is looked at
 
 
-def annotation_format(cls: Optional[type]) -> Optional[str]:
+def find_format(cls: Optional[type]) -> Optional[str]:
     """Return the format that a data set or metric reads with pycocotools, of FORMAT_OF; None of another class."""
     reading = [getattr(cls, name) for name in READING if hasattr(cls, name)]
     if cls is None or not all(method.__module__.startswith('mmdet.') for method in reading):
@@ -80,13 +80,13 @@ def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
     Raises:
         DataError: if not, with the difference.
     """
-    cls: Any = registered_class(dataset)
-    path, form = annotation_file(dataset), annotation_format(cls)
+    cls: Any = find_class(dataset)
+    path, form = find_annotation_file(dataset), find_format(cls)
     if path is None or form is None or getattr(cls, READING[0]).__qualname__ != f'CocoDataset.{READING[0]}':
         return
     classes = {**cls.METAINFO, **(dataset.get('metainfo') or {})}['classes']
     classes = list_from_file(classes) if isinstance(classes, str) else list(classes)
-    names = check_annotations(path, form, with_masks).categories
+    names = scan_annotation_file(path, form, with_masks).categories
     missing = [name for name in classes if name not in names]
     if missing:
         raise DataError(
@@ -112,7 +112,7 @@ def uses_masks(cfg: Config) -> bool:
     )
 
 
-def check_annotations(
+def scan_annotation_file(
     path: Union[str, Path], form: str, with_masks: bool, content: Optional[tuple[dict[str, list[Any]], bool]] = None
 ) -> Annotations:
     """Look through an annotation file. The result is kept until the file changes.
@@ -133,14 +133,14 @@ def check_annotations(
     if key not in _known:
         if len(_known) >= MAX_FILES:
             _known.pop(next(iter(_known)))
-        _known[key] = look_through(*(content or read_annotations(path, form)), form, with_masks)
+        _known[key] = scan_annotations(*(content or read_annotations(path, form)), form, with_masks)
     return _known[key]
 
 
 def require_annotations(
     path: Union[str, Path], form: str, with_masks: bool, fatal_faults: Sequence[str] = ('masks',)
 ) -> Annotations:
-    """Check that mmdet and pycocotools can take an annotation file: see `check_annotations`.
+    """Check that mmdet and pycocotools can take an annotation file: see `scan_annotation_file`.
 
     Args:
         fatal_faults: fields of Annotations whose faults are errors, besides `errors`.
@@ -148,17 +148,17 @@ def require_annotations(
     Raises:
         DataError: if they cannot, with the annotations.
     """
-    annotations = check_annotations(path, form, with_masks)
+    annotations = scan_annotation_file(path, form, with_masks)
     sentences = [sentence for name in ('errors', *fatal_faults) for sentence in getattr(annotations, name).sentences()]
     if sentences:
         raise DataError(f'{path} has ' + '. It has '.join(sentences))
     return annotations
 
 
-def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
-    """Return what is known of the content of an annotation file: see `read_annotations` and `check_annotations`."""
+def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
+    """Return what is known of the content of an annotation file: see `read_annotations` and `scan_annotation_file`."""
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
-    images = _entries('images', data['images'], errors)
+    images = _read_entries('images', data['images'], errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
     files = {image['id']: str(image.get('file_name', image.get('coco_url'))) for _, image in images}
     for file, count in Counter(files.values()).items():
@@ -166,7 +166,7 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
             warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
     if has_mark:
         masks.add('a byte order mark, which pycocotools does not read', 'at its begin; --data removes it')
-    categories = _entries('categories', data['categories'], errors)
+    categories = _read_entries('categories', data['categories'], errors)
     names = {category['id']: category['name'] for _, category in categories}
     for name, count in Counter(names.values()).items():
         if count > 1:  # for training, see require_classes
@@ -179,9 +179,9 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
     loaded: Counter[Any] = Counter()
     boxes: dict[tuple[Any, ...], Any] = {}
     rles = 0
-    entries = _entries('annotations', data['annotations'], errors)
+    entries = _read_entries('annotations', data['annotations'], errors)
     mask_sizes = [(item.get('segmentation'), sizes.get(item['image_id'], (1, 1))) for _, item in entries]
-    faults: list[Fault] = mask_faults(mask_sizes) if with_masks else [None] * len(entries)
+    faults: list[Fault] = find_mask_faults(mask_sizes) if with_masks else [None] * len(entries)
     for (name, item), fault in zip(entries, faults):
         image, category = item['image_id'], item['category_id']
         size = sizes.get(image)
@@ -250,7 +250,7 @@ def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[
     return data, content.startswith(BYTE_ORDER_MARKS)
 
 
-def _entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, dict[str, Any]]]:
+def _read_entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, dict[str, Any]]]:
     """Return the entries of a table that can be read, with names for messages, and add the others to `errors`."""
     readable = []
     ids = set()

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ...checks import first_of
 from ...openmmlab.config_parts import parts_of, type_name
 from ...openmmlab.errors import ConfigError
-from ..configs.data_parts import dataset_configs
-from .datasets import BuiltDatasets, base_datasets
+from ..configs.data_parts import list_dataset_configs
+from .datasets import BuiltDatasets, iter_base_datasets
 from .load_picture import loads_annotations
 
 RARE = 0.5  # of the pictures of the median class: at most doubled, no class then exceeds the median
@@ -50,8 +50,8 @@ def plan_epoch(datasets: BuiltDatasets, balance: bool = False) -> EpochPlan:
     """
     if not balance:
         return EpochPlan(len(datasets.build_phase('train')))
-    if _heads(datasets.cfg)[0]:
-        _losses(datasets.cfg)
+    if _find_heads(datasets.cfg)[0]:
+        _find_losses(datasets.cfg)
         weights, line = _weigh_classes(datasets)
         return EpochPlan(len(datasets.build_phase('train')), class_weights=weights, line=line)
     return _repeat_pictures(datasets)
@@ -59,9 +59,9 @@ def plan_epoch(datasets: BuiltDatasets, balance: bool = False) -> EpochPlan:
 
 def apply_balance(cfg: Config, plan: EpochPlan) -> None:
     """Balance the classes of a training, in place, by the plan of an epoch."""
-    for loss in _losses(cfg) if plan.class_weights else ():
+    for loss in _find_losses(cfg) if plan.class_weights else ():
         loss['class_weight'] = list(plan.class_weights)
-    for where, leaf in dataset_configs(cfg, 'train'):
+    for where, leaf in list_dataset_configs(cfg, 'train'):
         if where in plan.oversample_thrs:
             inner = copy.deepcopy(leaf)
             leaf.clear()
@@ -71,7 +71,7 @@ def apply_balance(cfg: Config, plan: EpochPlan) -> None:
 def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
     rare: Counter[str] = Counter()
     limits: dict[str, float] = {}
-    for where, leaf in dataset_configs(datasets.cfg, 'train'):
+    for where, leaf in list_dataset_configs(datasets.cfg, 'train'):
         built = datasets.build('train', leaf)
         try:
             pictures = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
@@ -97,14 +97,14 @@ def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
     ))  # fmt: skip
 
 
-def _heads(cfg: Config) -> list[Any]:
+def _find_heads(cfg: Config) -> list[Any]:
     return [(cfg.get('model') or {}).get(name) for name in ('decode_head', 'auxiliary_head')]
 
 
-def _losses(cfg: Config) -> list[dict[str, Any]]:
+def _find_losses(cfg: Config) -> list[dict[str, Any]]:
     losses = [
         part
-        for where, part in parts_of(_heads(cfg), 'model')
+        for where, part in parts_of(_find_heads(cfg), 'model')
         if 'loss_decode' in where and 'CrossEntropy' in type_name(part) and not part.get('use_sigmoid')
     ]
     if not losses:
@@ -125,7 +125,7 @@ def _weigh_classes(datasets: BuiltDatasets) -> tuple[list[float], str]:
 
 def _count_pixels(datasets: BuiltDatasets) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the classes, and the pixels of each in all labels of the training, as training loads them."""
-    (base, *more) = base_datasets(datasets.build_phase('train'))
+    (base, *more) = iter_base_datasets(datasets.build_phase('train'))
     names = base.metainfo['classes']
     pixels = np.zeros(len(names), np.int64)
     for dataset in (base, *more):

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...openmmlab.config_parts import registered_class
+from ...openmmlab.config_parts import find_class
 from ...openmmlab.errors import DataError, Faults, sentence_of
-from ..configs.data_parts import annotation_file, dataset_configs, metric_configs, require_data
-from .annotations import Annotations, annotation_format, check_annotations
-from .dataset_warnings import class_warnings, count_left_out
+from ..configs.data_parts import find_annotation_file, list_dataset_configs, list_metric_configs, require_data
+from .annotations import Annotations, find_format, scan_annotation_file
+from .dataset_warnings import count_left_out, find_class_warnings
 from .datasets import BuiltDatasets
 from .guard import GuardedPipeline
 from .load_picture import loads_annotations, loads_picture
@@ -66,26 +66,24 @@ def check_data(datasets: BuiltDatasets, max_files: int = 2000, seconds: float = 
         ValueError: if the config has no data, or a file or folder is missing.
     """
     cfg, with_masks = datasets.cfg, datasets.with_masks
-    phases = [phase for phase in PHASES if dataset_configs(cfg, phase)]
+    phases = [phase for phase in PHASES if list_dataset_configs(cfg, phase)]
     if not phases:
         raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
     require_data(cfg, phases)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     reports = []
     for phase in phases:
-        sets = dataset_configs(cfg, phase)
-        metrics = [
-            metric for _, metric in metric_configs(cfg, phase) if annotation_format(registered_class(metric, METRICS))
-        ]
-        evaluated = set(map(annotation_file, metrics))
+        sets = list_dataset_configs(cfg, phase)
+        metrics = [metric for _, metric in list_metric_configs(cfg, phase) if find_format(find_class(metric, METRICS))]
+        evaluated = set(map(find_annotation_file, metrics))
         for where, dataset in sets:
             report = Report(phase if len(sets) == 1 else where)
             reports.append(report)
-            path, form = annotation_file(dataset), annotation_format(registered_class(dataset))
+            path, form = find_annotation_file(dataset), find_format(find_class(dataset))
             annotations = None
             try:
                 if path and form:
-                    annotations = check_annotations(path, form, with_masks)
+                    annotations = scan_annotation_file(path, form, with_masks)
                     _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
                 if not any(getattr(annotations, name, ()) for name in ('errors', *datasets.fatal_faults)):
                     built = datasets.build(phase, dataset)
@@ -162,7 +160,7 @@ def _check_pictures(
         report.rows['classes'] = str(len(classes))
     if is_classified or (rule and is_trained_on and checked == len(built) and not report.errors):
         by_class = {name: count for name, count in report.classes.items() if name != IGNORED_PIXELS}
-        report.warnings.update(class_warnings(by_class, is_trained_on))
+        report.warnings.update(find_class_warnings(by_class, is_trained_on))
 
 
 def _count_pixels(report: Report, item: dict[str, Any], ignored: int, classes: Sequence[str]) -> None:
@@ -187,7 +185,7 @@ def _report_annotations(
     if is_evaluated:
         report.errors.update(annotations.in_evaluation, path)
     report.warnings.update(annotations.warnings, path)
-    report.warnings.update(class_warnings(annotations.objects, is_trained_on))
+    report.warnings.update(find_class_warnings(annotations.objects, is_trained_on))
     if not any(annotations.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
 

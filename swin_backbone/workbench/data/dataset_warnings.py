@@ -16,11 +16,11 @@ from mmengine.dataset import BaseDataset
 from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError, Faults
-from ..configs.data_parts import annotation_file
-from .annotations import Annotations, annotation_format, check_annotations
-from .datasets import base_datasets
+from ..configs.data_parts import find_annotation_file
+from .annotations import Annotations, find_format, scan_annotation_file
+from .datasets import iter_base_datasets
 from .load_picture import loads_picture
-from .masks import BAD_POLYGON, BAD_RLE, NO_MASK, mask_fault
+from .masks import BAD_POLYGON, BAD_RLE, NO_MASK, find_mask_fault
 from .seeds import preserve_rng_state
 
 SECONDS = 5  # for the masks of a data set
@@ -31,26 +31,26 @@ MAX_PASSES = 200  # pictures that pass the filters of a pipeline: its other tran
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
 
 
-def dataset_warnings(dataset: Any, with_masks: bool, is_trained_on: bool) -> Iterator[str]:
+def iter_dataset_warnings(dataset: Any, with_masks: bool, is_trained_on: bool) -> Iterator[str]:
     """Yield sentences on a built data set, which may have wrappers: unusual annotations, and see `count_left_out`.
 
     Args:
-        with_masks: see `check_annotations`.
+        with_masks: see `scan_annotation_file`.
 
     Raises:
         DataError: if no object is left to train on.
     """
-    for base in base_datasets(dataset):
-        path = annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
-        form = annotation_format(type(base))
-        annotations = check_annotations(path, form, with_masks) if path and form else None
+    for base in iter_base_datasets(dataset):
+        path = find_annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
+        form = find_format(type(base))
+        annotations = scan_annotation_file(path, form, with_masks) if path and form else None
         _, left_out = count_left_out(base, annotations, is_trained_on, SECONDS)
         for faults in (annotations.warnings if annotations else Faults(), left_out):
             for sentence in faults.sentences():
                 yield f'{base.ann_file} has {sentence}'
 
 
-def class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: str = 'validation') -> Faults:
+def find_class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: str = 'validation') -> Faults:
     """Return the classes without data and, in a training, rare ones with nearly the name of another.
 
     Args:
@@ -116,13 +116,13 @@ def count_left_out(
             num_looked += 1
             for step in loading:
                 reason = f'which {type(step).__name__}(poly2mask={step.poly2mask}) leaves out of losses'
-                for row in np.flatnonzero(_flags_of(step, item) & ~flags):
-                    kind, _ = mask_fault(instances[row].get('mask'), size) or ('objects whose mask is an RLE', '')
+                for row in np.flatnonzero(_find_ignored(step, item) & ~flags):
+                    kind, _ = find_mask_fault(instances[row].get('mask'), size) or ('objects whose mask is an RLE', '')
                     if kind in (NO_MASK, BAD_POLYGON, BAD_RLE):  # an error, named with its picture
                         continue
                     flags[row] = True
                     by_loading.add(f'{kind}, {reason}', f'number {row} of {name}')
-            for reason, lost in _filtered(filtering, item, size) if num_looked <= MAX_PASSES else ():
+            for reason, lost in _run_filters(filtering, item, size) if num_looked <= MAX_PASSES else ():
                 by_filters.add(reason, f'{lost} of {name}', lost)
                 num_filtered += lost
         num_objects += num_stated
@@ -141,7 +141,7 @@ def count_left_out(
     return num_left - num_filtered, left_out
 
 
-def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
+def _find_ignored(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which objects of a picture a transform marks as ignored."""
     if not item.get('instances') or 'segments_info' in item:  # of panoptic labels
         return np.zeros(len(item.get('instances', ())), bool)
@@ -152,7 +152,7 @@ def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
     return flags
 
 
-def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
+def _run_filters(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
     """Yield what each filter of objects leaves out of a picture, in a pass with blank pixels."""
     passed: Any = copy.deepcopy(item)
     with preserve_rng_state(), suppress(Exception):  # of a wrong picture: an error, named with the picture
@@ -160,9 +160,9 @@ def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, 
             if loads_picture(step):
                 passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
                 continue
-            before = _seen(passed)
+            before = _count_seen(passed)
             passed = step.transform(passed)
-            lost = before - (_seen(passed) if passed else 0)
+            lost = before - (_count_seen(passed) if passed else 0)
             if hasattr(step, 'min_gt_bbox_wh') and lost:
                 settings = ', '.join(f'{name}={value}' for name, value in vars(step).items() if name in FILTERS)
                 reason = 'leaves out, in a random pass of the pipeline'
@@ -171,7 +171,7 @@ def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, 
                 return
 
 
-def _seen(item: dict[str, Any]) -> int:
+def _count_seen(item: dict[str, Any]) -> int:
     """Return the number of objects that the losses see."""
     return int((~np.asarray(item.get('gt_ignore_flags', ()), bool)).sum())
 

@@ -9,10 +9,10 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 
-from ...openmmlab.config_parts import registered_class, walk
+from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import DataError, sentence_of
-from ..configs.data_parts import annotation_file, iter_dataset_configs, iter_metric_configs, require_data
-from .annotations import annotation_format, require_annotations, require_classes, uses_masks
+from ..configs.data_parts import find_annotation_file, iter_dataset_configs, iter_metric_configs, require_data
+from .annotations import find_format, require_annotations, require_classes, uses_masks
 
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 
@@ -54,7 +54,7 @@ class BuiltDatasets:
             if built_config == config:
                 return dataset
         for _, base in iter_dataset_configs(config, 'dataset'):
-            path, form = annotation_file(base), annotation_format(registered_class(base))
+            path, form = find_annotation_file(base), find_format(find_class(base))
             if path and form:
                 require_annotations(path, form, self.with_masks, self.fatal_faults)
                 require_classes(base, self.with_masks)
@@ -77,12 +77,12 @@ class BuiltDatasets:
             for name in ('dataset', 'datasets'):
                 inner = wrapper.get(name)
                 if isinstance(inner, (list, tuple)):
-                    wrapper[name] = [self._built_base(phase, part) for part in inner]
+                    wrapper[name] = [self._build_base(phase, part) for part in inner]
                 elif inner is not None:
-                    wrapper[name] = self._built_base(phase, inner)
+                    wrapper[name] = self._build_base(phase, inner)
         return prepared
 
-    def _built_base(self, phase: str, config: Any) -> Any:
+    def _build_base(self, phase: str, config: Any) -> Any:
         is_base = isinstance(config, dict) and not ('dataset' in config or 'datasets' in config)
         return self.build(phase, config) if is_base else config
 
@@ -93,19 +93,19 @@ class BuiltDatasets:
             DataError: with the wrong annotations.
         """
         for _, metric in iter_metric_configs(evaluator, 'evaluator'):
-            path, form = annotation_file(metric), annotation_format(registered_class(metric, METRICS))
+            path, form = find_annotation_file(metric), find_format(find_class(metric, METRICS))
             if path and form:
                 require_annotations(path, form, self.with_masks, ('masks', 'in_evaluation'))
 
 
-def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
+def iter_base_datasets(dataset: Any) -> Iterator[BaseDataset]:
     """Yield the data sets inside wrappers that repeat, join, mix or cut them."""
     if isinstance(dataset, BaseDataset):
         yield dataset
         return
     single = [getattr(dataset, name) for name in ('dataset', '_dataset') if hasattr(dataset, name)]
     for inner in getattr(dataset, 'datasets', single):
-        yield from base_datasets(inner)
+        yield from iter_base_datasets(inner)
 
 
 def build_error(dataset: Any, error: Exception) -> DataError:
@@ -114,9 +114,9 @@ def build_error(dataset: Any, error: Exception) -> DataError:
         return error
     if NOTHING_LEFT in str(error):
         base = next(base for _, base in iter_dataset_configs(dataset, 'dataset'))
-        where = annotation_file(base) or Path(
+        where = find_annotation_file(base) or Path(
             base.get('data_root') or '', base.get('data_prefix', {}).get('img_path', '')
         )
-        setting = 'filter_cfg' if annotation_format(registered_class(base)) else 'img_suffix'
+        setting = 'filter_cfg' if find_format(find_class(base)) else 'img_suffix'
         return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
     return DataError(f'the data set cannot be built: {sentence_of(error)}')

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from ...checks import require_file
 from ...openmmlab.errors import DataError, Faults, sentence_of
-from .annotations import annotation_format
+from .annotations import find_format
 from .check_labels import LabelRule, has_8_bits, read_label
-from .datasets import base_datasets
-from .load_picture import is_reducing, load_of, loader_of
-from .masks import SHORT_POLYGON, mask_faults
-from .media import SKIP_HINT, check_not_truncated, picture_size, read_picture, reduction_note
+from .datasets import iter_base_datasets
+from .load_picture import find_load_function, find_loader, is_reducing
+from .masks import SHORT_POLYGON, find_mask_faults
+from .media import SKIP_HINT, check_not_truncated, describe_reduction, read_picture, read_picture_size
 
 # Kinds of notes
 REDUCED_BITS = 'pictures of more bits or bands than are loaded'
@@ -37,7 +37,7 @@ def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable:
         skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
             picture. Pictures for validation and test are all read once before.
     """
-    for base in base_datasets(dataset):
+    for base in iter_base_datasets(dataset):
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
         base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable)
@@ -58,12 +58,12 @@ class GuardedPipeline:
         self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool = False, notes: Optional[Faults] = None
     ):
         self.is_local = not getattr(dataset, 'backend_args', None)
-        self.rule = label_rule(cfg)
+        self.rule = find_label_rule(cfg)
         self.skip_unreadable, self.notes = skip_unreadable, notes
         # By `BuiltDatasets`, for annotated sizes
-        self.are_masks_checked = self.is_local and bool(annotation_format(type(dataset)))
+        self.are_masks_checked = self.is_local and bool(find_format(type(dataset)))
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
-        self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
+        self.load, self.is_reducing = find_load_function(dataset), is_reducing(find_loader(dataset))
         self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (REDUCED_BITS, OTHER_SIZE)}
 
     def install(self, dataset: BaseDataset) -> None:
@@ -83,14 +83,14 @@ class GuardedPipeline:
             if self.is_local and source.get('img_path'):
                 check_not_truncated(Path(source['img_path']))
                 if self.is_reducing and not self.noted[REDUCED_BITS]:
-                    self._note(REDUCED_BITS, reduction_note(Path(source['img_path'])))
+                    self._note(REDUCED_BITS, describe_reduction(Path(source['img_path'])))
             if self.is_local and source.get('seg_map_path'):
                 require_file(source['seg_map_path'])
             return self._transform(item)
         except DataError:
             raise
         except Exception as error:
-            reason = unreadable(source, self.load) if self.is_local else None
+            reason = explain_unreadable(source, self.load) if self.is_local else None
             if reason and self.skip_unreadable:
                 self._skip(source, reason)
                 return None
@@ -114,7 +114,7 @@ class GuardedPipeline:
                 return None
             if size is None and 'ori_shape' in item:
                 size = tuple(item['ori_shape'][:2])
-                self._note(OTHER_SIZE, size_note(item, size))
+                self._note(OTHER_SIZE, describe_other_size(item, size))
                 self._check_masks(item, size)
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
@@ -129,7 +129,7 @@ class GuardedPipeline:
             return
         if 'segments_info' in item:  # the masks are those of a panoptic PNG
             return
-        faults = mask_faults([(instance.get('mask'), size) for instance in item.get('instances', ())])
+        faults = find_mask_faults([(instance.get('mask'), size) for instance in item.get('instances', ())])
         for index, fault in enumerate(faults):
             if fault and fault[0] != SHORT_POLYGON:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
@@ -161,13 +161,13 @@ class GuardHook(Hook):
     priority = 'LOWEST'
 
     def before_train_epoch(self, runner: Runner) -> None:
-        for base in base_datasets(runner.train_dataloader.dataset):
+        for base in iter_base_datasets(runner.train_dataloader.dataset):
             if hasattr(base, 'guard'):
                 base.guard.install(base)
 
     def after_train_epoch(self, runner: Runner) -> None:
         skipped = 0
-        for base in base_datasets(runner.train_dataloader.dataset):
+        for base in iter_base_datasets(runner.train_dataloader.dataset):
             if hasattr(base, 'guard'):
                 flags = base.guard.skipped.clone()
                 all_reduce(flags, 'max')
@@ -176,14 +176,14 @@ class GuardHook(Hook):
             runner.logger.warning(f'{skipped} pictures were skipped')
 
 
-def label_rule(cfg: Config) -> Optional[LabelRule]:
+def find_label_rule(cfg: Config) -> Optional[LabelRule]:
     """Return the allowed values of loaded labels by the head of a segmentor; None for another model."""
     head = cfg.get('model', {}).get('decode_head')
     head = head[-1] if isinstance(head, (list, tuple)) else head
     return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
 
 
-def size_note(item: dict[str, Any], size: tuple[int, int]) -> str:
+def describe_other_size(item: dict[str, Any], size: tuple[int, int]) -> str:
     """Return a sentence on a picture of another size, (height, width), than its annotation states; '' for none."""
     height, width = item.get('height'), item.get('width')
     if None in (height, width) or size == (height, width):
@@ -191,7 +191,7 @@ def size_note(item: dict[str, Any], size: tuple[int, int]) -> str:
     return f'{_name(item)} is {size[1]}x{size[0]}, annotated as {width}x{height}'
 
 
-def unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> Optional[str]:
+def explain_unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> Optional[str]:
     """Return why the picture of an item, or the header of its label, cannot be read; None if both can."""
     try:
         if item.get('img_path'):
@@ -199,7 +199,7 @@ def unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read
             load(Path(item['img_path']))
             if item.get('seg_map_path'):
                 check_not_truncated(Path(item['seg_map_path']))
-                picture_size(Path(item['seg_map_path']))
+                read_picture_size(Path(item['seg_map_path']))
     except FileNotFoundError as error:
         return f'{error.filename} is not there'
     except OSError as error:
@@ -208,8 +208,8 @@ def unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read
 
 
 def _leave_out_unreadable(dataset: BaseDataset) -> None:
-    load = load_of(dataset)
-    reasons = [unreadable(dataset.get_data_info(index), load) for index in range(len(dataset))]
+    load = find_load_function(dataset)
+    reasons = [explain_unreadable(dataset.get_data_info(index), load) for index in range(len(dataset))]
     readable = [index for index, reason in enumerate(reasons) if reason is None]
     if not readable:
         raise DataError(f'none of {len(dataset)} pictures can be tested on, as: {reasons[0]}')

@@ -16,7 +16,7 @@ from mmengine.registry import TRANSFORMS, DefaultScope
 from numpy.typing import NDArray
 
 from ...openmmlab.config_files import add_custom_import
-from ...openmmlab.config_parts import parts_of, registered_class
+from ...openmmlab.config_parts import find_class, parts_of
 from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
@@ -96,14 +96,14 @@ def loads_annotations(step: Any) -> bool:
     return _is_named(step, ANNOTATION_LOADERS)
 
 
-def loader_of(dataset: BaseDataset) -> Any:
+def find_loader(dataset: BaseDataset) -> Any:
     """Return the step of a data set that loads its pictures; None without one."""
     return next((step for step in dataset.pipeline.transforms if loads_picture(step)), None)
 
 
-def load_of(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
+def find_load_function(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
     """Return the function that reads a picture's file as a data set does; `read_picture` for a foreign loader."""
-    step = loader_of(dataset)
+    step = find_loader(dataset)
     return step.read if isinstance(step, LoadPicture) else read_picture
 
 
@@ -119,6 +119,6 @@ def _is_named(step: Any, pattern: str) -> bool:
 
 def _class_of(step: dict[str, Any]) -> Optional[type]:
     try:
-        return registered_class(step, TRANSFORMS)
+        return find_class(step, TRANSFORMS)
     except Exception:  # of an unknown name: building the pipeline raises an error with the key
         return None

@@ -27,8 +27,8 @@ _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 80
 
 
-def mask_faults(masks: Sequence[tuple[Any, tuple[int, int]]]) -> list[Fault]:
-    """Return `mask_fault` of segmentations with their sizes: in a tenth of the time, if most are compressed RLEs."""
+def find_mask_faults(masks: Sequence[tuple[Any, tuple[int, int]]]) -> list[Fault]:
+    """Return `find_mask_fault` of masks with their sizes: in a tenth of the time, if most are compressed RLEs."""
     is_good = np.zeros(len(masks), bool)
     for begin in range(0, len(masks), GROUP):
         group = enumerate(masks[begin : begin + GROUP], begin)
@@ -36,10 +36,10 @@ def mask_faults(masks: Sequence[tuple[Any, tuple[int, int]]]) -> list[Fault]:
         if compressed:
             pixels = [math.prod(masks[row][1]) for row in compressed]
             is_good[[*compressed]] = _add_up([*compressed.values()], pixels)
-    return [None if good else mask_fault(*mask) for good, mask in zip(is_good, masks)]
+    return [None if good else find_mask_fault(*mask) for good, mask in zip(is_good, masks)]
 
 
-def mask_fault(segmentation: Any, size: tuple[int, int]) -> Fault:
+def find_mask_fault(segmentation: Any, size: tuple[int, int]) -> Fault:
     """Return the fault of an object's mask.
 
     Args:

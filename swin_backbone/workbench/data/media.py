@@ -17,8 +17,8 @@ from PIL import ExifTags, Image
 
 from ...checks import require_file
 from ...outputs import RESULTS_MARK
-from ...whole_files import temporary_name, write_whole_by
-from .rasters import UPPER_8, is_tiff, may_be_reduced, read_tiff, tiff_note, tiff_size, tiff_tags
+from ...whole_files import make_temporary_name, write_whole_by
+from .rasters import UPPER_8, describe_tiff, is_tiff, may_be_reduced, read_tiff, read_tiff_size, read_tiff_tags
 
 PICTURE_SUFFIXES = (
     *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.avif', '.gif', '.tif', '.tiff', '.jp2'),
@@ -59,7 +59,7 @@ class Frame(NamedTuple):
         return f'{self.medium.name}/{self.number:06d}' if self.medium.is_video else self.medium.name
 
 
-def frame_of(pixels: NDArray[Any], path: Path = Path('picture')) -> Frame:
+def make_frame(pixels: NDArray[Any], path: Path = Path('picture')) -> Frame:
     """Return the frame of pixels in memory."""
     return Frame(Medium(path, path.stem, False), 0, pixels, (pixels.shape[0], pixels.shape[1]))
 
@@ -218,7 +218,7 @@ def decode_picture(data: bytes, name: str) -> NDArray[Any]:
     return pixels
 
 
-def reduction_note(path: Path) -> str:
+def describe_reduction(path: Path) -> str:
     """Return a sentence on bits and bands of a PNG or TIFF that 8-bit colours leave out; '' for none.
 
     An unreadable file has no note: its loader raises the error.
@@ -228,7 +228,7 @@ def reduction_note(path: Path) -> str:
         if is_tiff(head):
             file.seek(0)
             with suppress(OSError):
-                return tiff_note(path.read_bytes(), str(path)) if may_be_reduced(tiff_tags(file)) else ''
+                return describe_tiff(path.read_bytes(), str(path)) if may_be_reduced(read_tiff_tags(file)) else ''
             return ''
     if not (head.startswith(b'\x89PNG') and len(head) == 26 and head[24] > 8):
         return ''
@@ -239,7 +239,7 @@ def reduction_note(path: Path) -> str:
     return f'{path} has {head[24]} bits a channel, {UPPER_8}: {loss}'
 
 
-def shown(pixels: NDArray[Any]) -> NDArray[Any]:
+def convert_to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:
     """Return pixels of any loader as BGR, (H, W, 3) uint8: of many bands the first three, or one as grey.
 
     Values of another type than uint8 are scaled from their least to their largest.
@@ -274,7 +274,7 @@ def check_not_truncated(path: Path) -> None:
                 raise OSError(f'{path} is damaged: {error}') from error
 
 
-def picture_size(path: Path) -> tuple[int, int]:
+def read_picture_size(path: Path) -> tuple[int, int]:
     """Return height and width of a picture as `read_picture` does.
 
     They are from the header, or, if the header has an orientation, from the pixels: libraries turn different formats.
@@ -285,9 +285,9 @@ def picture_size(path: Path) -> tuple[int, int]:
     require_file(path)
     with open(path, 'rb') as file:
         head, _ = file.read(4), file.seek(0)
-        tags = tiff_tags(file)
+        tags = read_tiff_tags(file)
     if tags:
-        return tiff_size(tags, str(path))
+        return read_tiff_size(tags, str(path))
     try:
         if not is_tiff(head):
             with Image.open(path) as image:
@@ -311,7 +311,7 @@ class VideoWriter:
     def __init__(self, path: Path, source: Medium):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.beside = tempfile.TemporaryDirectory(prefix=temporary_name(path).name, dir=path.parent)
+        self.beside = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
         with _named_in_utf_8(source.path) as named:
             self.rate = cv2.VideoCapture(str(named)).get(cv2.CAP_PROP_FPS) or 25.0

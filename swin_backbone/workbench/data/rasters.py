@@ -67,7 +67,7 @@ def is_tiff(head: bytes) -> bool:
     return head.startswith(BEGINNINGS)
 
 
-def tiff_tags(file: BinaryIO) -> Mapping[int, Any]:
+def read_tiff_tags(file: BinaryIO) -> Mapping[int, Any]:
     """Return the tags of the first page of a TIFF by their numbers; none of another or a damaged file."""
     head = file.read(8)
     if not is_tiff(head):
@@ -98,7 +98,7 @@ def read_tiff(data: bytes, name: str, color_type: str = 'color') -> NDArray[Any]
     Raises:
         OSError: if the file is damaged, needs a missing package, or has no colours.
     """
-    tags = tiff_tags(BytesIO(data))
+    tags = read_tiff_tags(BytesIO(data))
     with ExitStack() as stack:
         raster = _open(data, name, tags, stack)
         rows, columns = ((0, side) for side in raster.size)
@@ -112,7 +112,7 @@ def read_tiff(data: bytes, name: str, color_type: str = 'color') -> NDArray[Any]
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY) if color_type.startswith('grayscale') else pixels
 
 
-def tiff_size(tags: Mapping[int, Any], name: str) -> tuple[int, int]:
+def read_tiff_size(tags: Mapping[int, Any], name: str) -> tuple[int, int]:
     """Return height and width of a TIFF as it is shown. Raises an OSError for a TIFF without them."""
     try:
         width, height = int(tags[TiffImagePlugin.IMAGEWIDTH]), int(tags[TiffImagePlugin.IMAGELENGTH])
@@ -129,10 +129,10 @@ def may_be_reduced(tags: Mapping[int, Any]) -> bool:
     return bool(bits.max() > 8) or tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) not in (1, RGB)
 
 
-def tiff_note(data: bytes, name: str) -> str:
+def describe_tiff(data: bytes, name: str) -> str:
     """Return a sentence on bits and bands that 8-bit colours leave out, with the largest value; '' for none."""
     with ExitStack() as stack:
-        raster = _open(data, name, tiff_tags(BytesIO(data)), stack)
+        raster = _open(data, name, read_tiff_tags(BytesIO(data)), stack)
         if not has_colours(raster):
             return ''
         note = '; '.join(notes_of(raster, name))
@@ -239,7 +239,7 @@ def open_gdal(
     Args:
         address: of the file for GDAL.
         name: for errors.
-        tags: see `tiff_tags`.
+        tags: see `read_tiff_tags`.
         level: of a pyramid; 0 has all pixels.
         stack: closes the raster; None keeps it open while `read` is in use.
 

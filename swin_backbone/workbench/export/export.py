@@ -25,13 +25,13 @@ from torch import Tensor
 from ...checks import check_choice
 from ...kernels.native.library import FILE_NAME as LIBRARY
 from ...kernels.native.library import library_path
-from ...outputs import folder_lock
+from ...outputs import lock_folder
 from ...sizes import Size
 from ...version import __version__
-from ...whole_files import remove_leftovers, temporary_name
-from ..data.media import frame_of
+from ...whole_files import make_temporary_name, remove_leftovers
+from ..data.media import make_frame
 from ..predict.predictor import Predictor
-from ..predict.thresholds import ScoreThr, score_thr_of
+from ..predict.thresholds import ScoreThr, choose_score_thr
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
@@ -74,7 +74,7 @@ def export_model(
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
-        score_thr: of a detector's predictions by the folder: a number, or a report.json; see `score_thr_of`. None: 0.3.
+        score_thr: of a detector's predictions by the folder: see `choose_score_thr`. None: 0.3.
 
     Returns:
         The contents of deploy.json.
@@ -111,7 +111,7 @@ def export_model(
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
-        score_thr=score_thr_of(predictor, score_thr) if predictor.scope == 'mmdet' else None,
+        score_thr=choose_score_thr(predictor, score_thr) if predictor.scope == 'mmdet' else None,
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
         **dict(period=predictor.window_alignment, threshold=predictor.binary_threshold),  # for tiles of large pictures
     )
@@ -212,12 +212,12 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """
     key = sha256(os.fsencode(out.absolute())).hexdigest()[:16]
     locked = Path(tempfile.gettempdir(), f'swin_backbone-export-{key}')  # nothing is left beside `out`
-    with folder_lock(locked, f'exports {out}, by a lock in'):
+    with lock_folder(locked, f'exports {out}, by a lock in'):
         out.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(out):
             _require_export(out, overwrite)
         remove_leftovers(out.parent.absolute())
-        with tempfile.TemporaryDirectory(prefix=temporary_name(out).name, dir=out.parent) as beside:
+        with tempfile.TemporaryDirectory(prefix=make_temporary_name(out).name, dir=out.parent) as beside:
             new, former = Path(beside, 'new'), Path(beside, 'former')
             new.mkdir()
             yield new
@@ -302,7 +302,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     """Return PyTorch's result for a picture, in the form of `runtime.RuntimeModel.predict`."""
-    (sample,) = predictor.predict([predictor.preprocess(frame_of(picture))])
+    (sample,) = predictor.predict([predictor.preprocess(make_frame(picture))])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
         return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
     instances = sample.pred_instances.numpy()

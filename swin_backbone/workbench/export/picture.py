@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...openmmlab.config_parts import type_name
 from ...sizes import Size
-from ..configs.data_parts import tested_dataset
+from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port
 from .runtime import resize, resized_size
@@ -267,7 +267,7 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     without this step by those of the data preprocessor.
     """
     cfg = copy.deepcopy(cfg)
-    dataset = tested_dataset(cfg)
+    dataset = find_tested_dataset(cfg)
     pad, kinds = _step(dataset.pipeline, 'Pad'), [type_name(step) for step in dataset.pipeline]
     if any(step.get('keep_ratio') for kind, step in zip(kinds, dataset.pipeline) if kind == 'Resize'):
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
@@ -306,7 +306,7 @@ def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Op
         planes: number of masks or logits of the picture's size.
         objects: the largest number of objects; None: any.
     """
-    pixels, pipeline = min(MAX_PIXELS, MAX_VALUES // planes), tested_dataset(cfg).pipeline
+    pixels, pipeline = min(MAX_PIXELS, MAX_VALUES // planes), find_tested_dataset(cfg).pipeline
     return dict(
         preprocessing=dict(load=load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
         limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from ...openmmlab.errors import DataError
 from ...options import Options
 from ...sizes import Size
-from ..configs.check import class_names, compare_classes
-from ..configs.data_parts import dataset_configs, require_data
+from ..configs.check import compare_classes, find_class_names
+from ..configs.data_parts import list_dataset_configs, require_data
 from ..configs.published import set_load_from
 from ..data.load_picture import LoadPicture, is_reducing
-from ..data.media import Frame, check_not_truncated, reduction_note
+from ..data.media import Frame, check_not_truncated, describe_reduction
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
 from ..predict.thresholds import SCORE_THR
@@ -75,9 +75,9 @@ class ExportedPredictor(Predictor):
         check_not_truncated(path)
         return self.loader.read(str(path))
 
-    def reduction_note(self, path: Path) -> str:
-        """See `Predictor.reduction_note`."""
-        return reduction_note(path) if is_reducing(self.loader) else ''
+    def describe_reduction(self, path: Path) -> str:
+        """See `Predictor.describe_reduction`."""
+        return describe_reduction(path) if is_reducing(self.loader) else ''
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return the model's input for a frame: the pixels.
@@ -161,7 +161,7 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
         raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
     compare_classes(cfg, info.get('classes', ()), folder)
     with DefaultScope.overwrite_default_scope(scope):
-        tested = [class_names(dataset) for _, dataset in dataset_configs(cfg, 'test')]
+        tested = [find_class_names(dataset) for _, dataset in list_dataset_configs(cfg, 'test')]
     for warning in filter(None, (compare_names(info.get('classes', ()), classes, folder) for classes in tested)):
         warnings.warn(warning, stacklevel=2)
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)

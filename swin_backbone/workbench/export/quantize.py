@@ -12,8 +12,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
 
-from ..configs.data_parts import dataset_configs, tested_dataset
-from ..data.media import frame_of
+from ..configs.data_parts import find_tested_dataset, list_dataset_configs
+from ..data.media import make_frame
 from ..predict.predictor import Predictor
 from .formats import quiet
 from .graph import ExportError, Graph
@@ -35,8 +35,8 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
         ExportError: for an unreadable data set.
     """
     try:
-        (_, settings), *_ = dataset_configs(cfg, phase)
-        load = load_settings(tested_dataset(cfg).pipeline)
+        (_, settings), *_ = list_dataset_configs(cfg, phase)
+        load = load_settings(find_tested_dataset(cfg).pipeline)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             dataset = DATASETS.build(copy.deepcopy(dict(settings, pipeline=[])))
         for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
@@ -64,12 +64,12 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor
         cfg: with the test pipeline of the predictor.
     """
     if graph.task == 'maps':
-        images = [predictor.inputs(predictor.preprocess(frame_of(picture))).numpy() for picture in pictures]
+        images = [predictor.inputs(predictor.preprocess(make_frame(picture))).numpy() for picture in pictures]
         if not graph.free:  # without the padding to a multiple
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]
         return [[image] for image in images]
-    rule = resize_rule(tested_dataset(cfg).pipeline)
+    rule = resize_rule(find_tested_dataset(cfg).pipeline)
     pictures = [picture if picture.shape[2] == 3 else picture.astype(np.float32) for picture in pictures]
     return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
 

@@ -36,7 +36,7 @@ class CocoIds:
             raise DataError(f'{path} has no category {missing[0]!r} of the model; it has {", ".join(numbers)}')
         self.categories = [numbers[name] for name in classes]
 
-    def of(self, picture: Path) -> int:
+    def find_id(self, picture: Path) -> int:
         """Return the id of a picture: its path ends with the file_name. The longest file_name counts.
 
         Raises:
@@ -53,7 +53,7 @@ class CocoIds:
         """Raise DataError if a picture has no id, or two pictures share an id."""
         names: dict[int, Path] = {}
         for picture in pictures:
-            other = names.setdefault(self.of(picture), picture)
+            other = names.setdefault(self.find_id(picture), picture)
             if other != picture:
                 raise DataError(f'--annotations: {other} and {picture} are one image of {self.path}')
 

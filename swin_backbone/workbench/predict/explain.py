@@ -13,7 +13,7 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.media import Frame, shown
+from ..data.media import Frame, convert_to_bgr
 from ..pictures.cam import class_activation_map
 from .predictor import Predictor
 
@@ -37,7 +37,7 @@ class Explained(NamedTuple):
 def resized_picture(frame: Frame, prepared: dict[str, Any]) -> NDArray[Any]:
     """Return the pixels of a frame in the size of the model's input without padding, (H, W, 3) uint8 RGB."""
     height, width = prepared['data_samples'].img_shape[:2]
-    pixels = cv2.resize(shown(frame.pixels), (width, height), interpolation=cv2.INTER_AREA)
+    pixels = cv2.resize(convert_to_bgr(frame.pixels), (width, height), interpolation=cv2.INTER_AREA)
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 

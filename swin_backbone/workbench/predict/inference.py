@@ -71,7 +71,7 @@ class Inference:
             try:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
                     if not num_done and frame.size != frame.pixels.shape[:2]:
-                        self.print(f'{medium.path}: {reduction_of(frame)}', 'yellow')
+                        self.print(f'{medium.path}: {describe_resize(frame)}', 'yellow')
                     if not (medium.is_video or self.has_noted_reduction):
                         self.note_reduction(medium)
                     try:
@@ -92,7 +92,7 @@ class Inference:
 
     def note_reduction(self, medium: Medium) -> None:
         """Print the note on a picture whose bits or bands `Predictor.load` leaves out."""
-        note = self.predictor.reduction_note(medium.path)
+        note = self.predictor.describe_reduction(medium.path)
         self.has_noted_reduction = bool(note)
         if note:
             self.print(note, 'yellow')
@@ -140,7 +140,7 @@ class Inference:
         self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def reduction_of(frame: Frame) -> str:
+def describe_resize(frame: Frame) -> str:
     """Return a line about the reduction of a large picture."""
     (height, width), seen = frame.size, frame.pixels.shape
     return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'

@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.media import Frame, frame_of
+from ..data.media import Frame, make_frame
 from ..pictures.colours import encode_labels
-from .thresholds import ScoreThr, thresholds_by_label
+from .thresholds import ScoreThr, list_thresholds
 
 if TYPE_CHECKING:
     from mmengine.structures import BaseDataElement
@@ -58,8 +58,8 @@ class Prediction:
     ):
         self.path, self.sample, self.score_thr = path, sample.cpu(), score_thr
         self.classes: tuple[str, ...] = tuple(predictor.meta['classes'])
-        self.category_ids = category_ids_of(predictor) if ids is None else ids.categories
-        self.image_id: Optional[int] = None if ids is None or path is None else ids.of(Path(path))
+        self.category_ids = find_category_ids(predictor) if ids is None else ids.categories
+        self.image_id: Optional[int] = None if ids is None or path is None else ids.find_id(Path(path))
         self._predictor, self._size, self._shape = predictor, frame.size, frame.pixels.shape
         self._frame = frame if path is None or frame.medium.is_video else None  # None: `path` is read again
         self.boxes: NDArray[Any] = np.zeros((0, 4), np.float32)
@@ -78,7 +78,7 @@ class Prediction:
         if 'pred_instances' in self.sample:
             objects = self.sample.pred_instances
             order = objects.scores.argsort(descending=True, stable=True)
-            lowest = objects.scores.new_tensor(thresholds_by_label(score_thr, self.classes))[objects.labels]
+            lowest = objects.scores.new_tensor(list_thresholds(score_thr, self.classes))[objects.labels]
             objects = objects[order[(objects.scores >= lowest)[order]]]
             self.scores, self.labels = objects.scores.float().numpy(), objects.labels.numpy()
             if 'bboxes' in objects:
@@ -103,7 +103,7 @@ class Prediction:
         Raises:
             OSError: if the file of the picture cannot be read any more.
         """
-        frame = self._frame or frame_of(self._predictor.load(Path(str(self.path))), Path(str(self.path)))
+        frame = self._frame or make_frame(self._predictor.load(Path(str(self.path))), Path(str(self.path)))
         thr = self.score_thr if score_thr is None else score_thr
         return np.ascontiguousarray(self._predictor.draw(frame, self.sample, thr)[..., ::-1])
 
@@ -181,7 +181,7 @@ COCO_STUFF = (92, 93, 95, 100, 107, 109, 112, 118, 119, 122, 125, 128, 130, 133,
               154, 155, 156, 159, 161, 166, 168, 171, 175, 176, 177, 178, 180, 181)  # fmt: skip
 
 
-def category_ids_of(predictor: Predictor) -> Sequence[int]:
+def find_category_ids(predictor: Predictor) -> Sequence[int]:
     """Return the id of each class of a detector: see `Prediction`."""
     if predictor.scope != 'mmdet':
         return []

@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...acceleration import accelerate
-from ...openmmlab.config_parts import registered_class
+from ...openmmlab.config_parts import find_class
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...sizes import Size
 from ..configs.check import compare_classes
-from ..configs.data_parts import tested_dataset
+from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
-from ..data.media import Frame, check_not_truncated, frame_of, reduction_note, shown
+from ..data.media import Frame, check_not_truncated, convert_to_bgr, describe_reduction, make_frame
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
-from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, dataset_meta_of
+from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, read_dataset_meta
 from ..resume.loading import install_checkpoint_loaders, load_from_file_or_address
 from ..runner.predict_by_shape import predict_by_shape
-from .thresholds import SCORE_THR, ScoreThr, thresholds_by_label
+from .thresholds import SCORE_THR, ScoreThr, list_thresholds
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
 _one_at_a_time = threading.RLock()  # all threads share mmengine's scope; a visualizer holds a single picture
@@ -129,9 +129,9 @@ class Predictor:
         pixels: NDArray[Any] = item['img']
         return pixels
 
-    def reduction_note(self, path: Path) -> str:
+    def describe_reduction(self, path: Path) -> str:
         """Return a sentence on bits and bands of a file that `load` leaves out; '' for none."""
-        return reduction_note(path) if self._is_reducing else ''
+        return describe_reduction(path) if self._is_reducing else ''
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return a frame as input of the model.
@@ -191,7 +191,7 @@ class Predictor:
 
     def input_size(self, size: Size) -> Size:
         """Return height and width of the model's input for a frame of `size`, before padding to a multiple."""
-        height, width = self.preprocess(frame_of(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
+        height, width = self.preprocess(make_frame(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
         return height, width
 
     @property
@@ -220,10 +220,10 @@ class Predictor:
         settings = {}
         if 'pred_instances' in sample:
             objects, sample = sample.pred_instances, sample.clone()
-            lowest = objects.scores.new_tensor(thresholds_by_label(score_thr, self.meta['classes']))
+            lowest = objects.scores.new_tensor(list_thresholds(score_thr, self.meta['classes']))
             sample.pred_instances = objects[objects.scores >= lowest[objects.labels]]
             settings = dict(pred_score_thr=0.0)
-        pixels = cv2.cvtColor(shown(frame.pixels), cv2.COLOR_BGR2RGB)
+        pixels = cv2.cvtColor(convert_to_bgr(frame.pixels), cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
             if self.scope == 'mmpretrain':
                 self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
@@ -256,17 +256,17 @@ def _build_model(cfg: Config, checkpoint: Optional[str], loaded: dict[str, Any],
 def _split_pipeline(cfg: Config) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the steps of the test pipeline that load a file, and the steps of pixels; no step loads annotations."""
     use_load_picture(cfg)
-    steps = [step for step in tested_dataset(cfg).pipeline if not loads_annotations(step)]
+    steps = [step for step in find_tested_dataset(cfg).pipeline if not loads_annotations(step)]
     count = next((index + 1 for index, step in enumerate(steps) if loads_picture(step)), 0)
     return steps[:count], steps[count:]
 
 
 def _dataset_meta(loaded: dict[str, Any], cfg: Config) -> dict[str, Any]:
     """Return classes and colours of the checkpoint or, without them, of the config's data set."""
-    meta = dataset_meta_of(loaded)
+    meta = read_dataset_meta(loaded)
     if 'classes' not in meta:
-        dataset = tested_dataset(cfg)
-        meta = dict(getattr(registered_class(dataset), 'METAINFO', {}), **dataset.get('metainfo', {}))
+        dataset = find_tested_dataset(cfg)
+        meta = dict(getattr(find_class(dataset), 'METAINFO', {}), **dataset.get('metainfo', {}))
     if 'classes' not in meta:
         raise ValueError('neither the checkpoint nor the metainfo of the data set in test_dataloader has the classes')
     ids = (loaded.get('meta') or {}).get('category_ids')

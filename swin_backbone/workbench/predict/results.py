@@ -12,13 +12,13 @@ import cv2
 import numpy as np
 from mmengine.structures import BaseDataElement
 
-from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
+from ...outputs import check_outputs, claim_folder, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
 from .coco_ids import CocoIds, read_ids
-from .prediction import Prediction, category_ids_of
+from .prediction import Prediction, find_category_ids
 from .predictor import Predictor
-from .thresholds import ScoreThr, score_thr_of
+from .thresholds import ScoreThr, choose_score_thr
 
 BEST_CLASSES = 5  # written of a classifier's picture
 
@@ -37,7 +37,7 @@ class ResultsWriter:
     Args:
         out_dir: the folder.
         predictor: source of the predictions.
-        score_thr: lowest score of a drawn and written object, see `score_thr_of`.
+        score_thr: lowest score of a drawn and written object, see `choose_score_thr`.
         first_label: value of the first class in labels.
         annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
             categories of the training, see `Prediction`.
@@ -59,7 +59,7 @@ class ResultsWriter:
     ):
         self.out_dir = out_dir
         self.predictor = predictor
-        self.score_thr = score_thr_of(predictor, score_thr)
+        self.score_thr = choose_score_thr(predictor, score_thr)
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
@@ -93,21 +93,21 @@ class ResultsWriter:
         """
         if self.ids is not None:
             self.ids.require_all([medium.path for medium in media])
-        paths = [*self._tables()]
+        paths = [*self._make_tables()]
         folders = {'labels': '.png'}
         folders |= {'features': '.npz'} if self.save_features else {}
         folders |= {'panoptic': '.png'} if self.is_panoptic else {}
         for medium in media:
-            paths.append(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
+            paths.append(self._make_path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
             for folder, suffix in folders.items():
-                path = self._path(folder, medium.name, '' if medium.is_video else suffix)
+                path = self._make_path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
         check = partial(
             check_outputs, *paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite
         )
         check()
         make_folder(self.out_dir)
-        with folder_lock(self.out_dir, 'writes to'):
+        with lock_folder(self.out_dir, 'writes to'):
             check()  # another process may have ended in between
             for folder in ('overlays', *folders):
                 claim_folder(self.out_dir / folder, overwrite=True)
@@ -115,7 +115,7 @@ class ResultsWriter:
                 yield
             finally:
                 self._close_video()
-                for path, table in self._tables().items():
+                for path, table in self._make_tables().items():
                     write_whole(path, json.dumps(table).encode())
 
     def write(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
@@ -129,38 +129,38 @@ class ResultsWriter:
         """
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
-        image_id = len(self.images) + 1 if self.ids is None else self.ids.of(frame.medium.path)
+        image_id = len(self.images) + 1 if self.ids is None else self.ids.find_id(frame.medium.path)
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
         prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
-        entries = entries_of(prediction, image_id, file_name)
+        entries = make_entries(prediction, image_id, file_name)
         labels_png = prediction.labels_png(self.first_label)
         if labels_png is not None:
-            write_whole(self._path('labels', frame.name, '.png'), labels_png)
+            write_whole(self._make_path('labels', frame.name, '.png'), labels_png)
         if (panoptic := prediction.segments_png()) is not None:
             segments_png, segments = panoptic
-            write_whole(self._path('panoptic', frame.name, '.png'), segments_png)
+            write_whole(self._make_path('panoptic', frame.name, '.png'), segments_png)
         if self.save_features and prepared is not None:
             np.savez(file := BytesIO(), *self.predictor.features(prepared))
-            write_whole(self._path('features', frame.name, '.npz'), file.getvalue())
+            write_whole(self._make_path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
-                path = self._path('overlays', frame.medium.name, '.mp4')
+                path = self._make_path('overlays', frame.medium.name, '.mp4')
                 self.video = frame.medium, VideoWriter(path, frame.medium)
             self.video[1].write(overlay)
         else:
-            write_whole(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
+            write_whole(self._make_path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
         # Last: a picture whose files cannot be written has no results.
         self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
         self.objects += entries
         if panoptic is not None:
             self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
 
-    def _tables(self) -> dict[Path, Any]:
+    def _make_tables(self) -> dict[Path, Any]:
         """Return the contents of the JSON files, by path."""
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
-            ids = self.ids.categories if self.ids else category_ids_of(self.predictor)
+            ids = self.ids.categories if self.ids else find_category_ids(self.predictor)
             categories = [dict(id=number, name=name) for number, name in zip(ids, self.predictor.meta['classes'])]
             source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
             source = f'ids of {self.ids.path}' if self.ids else source
@@ -176,7 +176,7 @@ class ResultsWriter:
             tables[self.out_dir / 'results.json'] = self.objects
         return tables
 
-    def _path(self, folder: str, name: str, suffix: str) -> Path:
+    def _make_path(self, folder: str, name: str, suffix: str) -> Path:
         return self.out_dir / folder / (name + suffix)
 
     def _close_video(self) -> None:
@@ -185,7 +185,7 @@ class ResultsWriter:
             self.video = None
 
 
-def entries_of(prediction: Prediction, image_id: int, file_name: str) -> list[dict[str, Any]]:
+def make_entries(prediction: Prediction, image_id: int, file_name: str) -> list[dict[str, Any]]:
     """Return the entries of a picture in results.json: see `ResultsWriter`."""
     if 'pred_score' not in prediction.sample:
         return prediction.coco(image_id)

@@ -45,7 +45,7 @@ def _check_threshold(name: str, value: Any) -> float:
     return check_number(name, value, 'a number from 0 to 1, or a report.json', lambda number: 0 <= number <= 1)
 
 
-def score_thr_of(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
+def choose_score_thr(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
     """Return thresholds for the predictions of a model; for None those of the predictor.
 
     Args:
@@ -56,11 +56,11 @@ def score_thr_of(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) ->
     """
     chosen = predictor.score_thr if score_thr is None else read_score_thr(score_thr)
     if predictor.scope == 'mmdet':
-        thresholds_by_label(chosen, predictor.meta['classes'])
+        list_thresholds(chosen, predictor.meta['classes'])
     return chosen
 
 
-def thresholds_by_label(score_thr: ScoreThr, classes: Sequence[str]) -> NDArray[Any]:
+def list_thresholds(score_thr: ScoreThr, classes: Sequence[str]) -> NDArray[Any]:
     """Return the lowest scores of the classes by label, (K,).
 
     Raises:

@@ -13,11 +13,11 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ...openmmlab.config_parts import summarize, type_name
-from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
+from ...outputs import check_outputs, claim_folder, lock_folder, make_folder
 from ...whole_files import write_whole
-from ..configs.data_parts import dataset_configs, describe_tested_data, metric_configs
-from ..data.datasets import base_datasets
-from ..data.load_picture import load_of
+from ..configs.data_parts import describe_tested_data, list_dataset_configs, list_metric_configs
+from ..data.datasets import iter_base_datasets
+from ..data.load_picture import find_load_function
 from ..data.media import read_picture
 from ..data.prepare.folder import CLASS_FILES
 from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
@@ -34,10 +34,10 @@ LABELS, RESULTS = 'labels', 'results'  # names of files and folders
 
 def add_coco_metric(cfg: Config) -> None:
     """Add a CocoMetric to the test of a detector whose config has none, in place."""
-    metrics = [metric for _, metric in metric_configs(cfg, 'test')]
+    metrics = [metric for _, metric in list_metric_configs(cfg, 'test')]
     if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(type_name, metrics):
         cfg.test_evaluator = [*metrics, dict(type='CocoMetric')]
-        for _, dataset in dataset_configs(cfg, 'test'):
+        for _, dataset in list_dataset_configs(cfg, 'test'):
             pack = dataset['pipeline'][-1]
             pack.meta_keys = tuple(dict.fromkeys([*pack.get('meta_keys', ()), *META_KEYS]))
 
@@ -68,7 +68,7 @@ def report_on_test(
     others = read_reports(compare, TASKS[scope])  # before the test
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
-    with folder_lock(folder, 'reports in'):
+    with lock_folder(folder, 'reports in'):
         recorder: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
         runner.register_hook(recorder)
         numbers = {
@@ -90,8 +90,8 @@ def report_on_test(
         def differences(before: Any, after: Any) -> str:
             return summarize(Config(before), Config(after))
 
-        base = next(base_datasets(runner.test_dataloader.dataset), None)
-        load = read_picture if base is None else load_of(base)
+        base = next(iter_base_datasets(runner.test_dataloader.dataset), None)
+        load = read_picture if base is None else find_load_function(base)
         return write_report(
             folder, labels, results, pictures, classes=recorder.classes,
             others=others, overwrite=True, about=about, summarize=differences, load=load,

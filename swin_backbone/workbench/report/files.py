@@ -24,7 +24,7 @@ from pycocotools.cocoeval import Params
 from ...checks import check_size
 from ...silence import silent
 from ..data.check_labels import describe_values
-from ..data.masks import SHORT_POLYGON, Fault, mask_faults
+from ..data.masks import SHORT_POLYGON, Fault, find_mask_faults
 from ..data.prepare.folder import find_class_file, number_labels, read_class_file
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate
@@ -34,7 +34,7 @@ IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
 ROUNDING = 1e-3  # of scores
 LISTS = ('images', 'categories', 'annotations')  # of a COCO JSON
-COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
+ADDED_BY_COCOEVAL = ('ignore', '_ignore')  # which an evaluation adds to annotations
 
 
 def find_task(labels: Path, results: Path) -> str:
@@ -151,7 +151,7 @@ def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, 
     """
     masks: list[Any] = []
     _check_each(path, items, lambda item: masks.append((item['segmentation'], _mask_size(item, truth))))
-    for item, (_, size), fault in zip(items, masks, mask_faults(masks)):
+    for item, (_, size), fault in zip(items, masks, find_mask_faults(masks)):
         _check_each(path, [item], _read_mask, fault, size, sizes.setdefault(item['image_id'], size), truth)
 
 
@@ -222,7 +222,7 @@ def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
         for image in coco['images']
     ]
     annotations = [
-        {key: value for key, value in item.items() if key not in COCOEVALS_KEYS} for item in coco['annotations']
+        {key: value for key, value in item.items() if key not in ADDED_BY_COCOEVAL} for item in coco['annotations']
     ]
     data = dict(images=images, annotations=annotations, categories=coco['categories'])
     return json.dumps(data, default=_to_json).encode()

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Optional, Union
 
-from ...outputs import check_outputs, folder_lock, make_folder
+from ...outputs import check_outputs, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import read_picture
 from ..pictures.colours import distinct_colours
@@ -80,7 +80,7 @@ def write_report(
         for run, other in others.items()
     ]
     make_folder(folder)
-    with folder_lock(folder, 'reports in'):
+    with lock_folder(folder, 'reports in'):
         check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)  # another process may have ended in between
         write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
         write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))

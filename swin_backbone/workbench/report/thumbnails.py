@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from ..data.media import read_picture, shown
+from ..data.media import convert_to_bgr, read_picture
 from ..data.rasters import read_tiff
 from .detection import Array
 
@@ -40,9 +40,9 @@ def outline(mask: Any) -> str:
 def read_shown(file: str, load: Load = read_picture) -> Optional[Array]:
     """Return a picture as (H, W, 3) uint8 BGR; None if it cannot be read. Of many bands, the first three or one."""
     with suppress(OSError, ValueError):
-        return shown(load(Path(file)))
+        return convert_to_bgr(load(Path(file)))
     with suppress(OSError, ValueError):
-        return shown(read_tiff(Path(file).read_bytes(), file, 'unchanged'))
+        return convert_to_bgr(read_tiff(Path(file).read_bytes(), file, 'unchanged'))
     return None
 
 

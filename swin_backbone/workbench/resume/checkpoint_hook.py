@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 
 from ...openmmlab.errors import ConfigError
 from ...whole_files import PARTIAL, write_whole
-from ..data.datasets import base_datasets
+from ..data.datasets import iter_base_datasets
 from .exact_resume import resume_state
 from .loops import ResumableEpochLoop, ResumableIterLoop
 
@@ -68,7 +68,7 @@ class WholeCheckpointHook(CheckpointHook):
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
         for key in [key for key in info if key.startswith('best_ckpt')]:  # the folder may have moved
-            info[key] = os.path.join(self.folder(runner), re.split(r'[/\\]', info[key])[-1])
+            info[key] = os.path.join(self.find_folder(runner), re.split(r'[/\\]', info[key])[-1])
         super().before_train(runner)
         if is_main_process() and '://' not in str(self.out_dir):
             for name in ('epoch', 'iter', 'best'):  # of a killed training: the lock excludes another one
@@ -76,7 +76,7 @@ class WholeCheckpointHook(CheckpointHook):
                     partial.unlink()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        ids = [getattr(base, 'cat_ids', None) for base in base_datasets(runner.train_dataloader.dataset)]
+        ids = [getattr(base, 'cat_ids', None) for base in iter_base_datasets(runner.train_dataloader.dataset)]
         if ids and isinstance(ids[0], list) and ids.count(ids[0]) == len(ids):  # files may disagree
             checkpoint['meta']['category_ids'] = ids[0]
 
@@ -90,7 +90,7 @@ class WholeCheckpointHook(CheckpointHook):
             self.save_now(runner, runner.iter)
         super().after_train(runner)
 
-    def folder(self, runner: Runner) -> str:
+    def find_folder(self, runner: Runner) -> str:
         """Return the folder of the checkpoints. `out_dir` has it after `before_train`."""
         if self.out_dir in (None, runner.work_dir):
             return str(runner.work_dir)
@@ -106,7 +106,7 @@ class WholeCheckpointHook(CheckpointHook):
         self._save_checkpoint_with_step(runner, step, dict(epoch=runner.epoch, iter=iteration))
 
     def _save_checkpoint_with_step(self, runner: Runner, step: Union[int, str], meta: dict[str, Any]) -> None:
-        with self._removal_after_saving(runner):
+        with self._remove_after_saving(runner):
             super()._save_checkpoint_with_step(runner, step, dict(meta, exact_resume=resume_state(runner)))
         self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
 
@@ -117,11 +117,11 @@ class WholeCheckpointHook(CheckpointHook):
                     raise unknown_metric('default_hooks.checkpoint.save_best', name, metrics)
                 runner.logger.warning(f'This validation has no {name}: the best checkpoint stays.')
                 return
-        with self._removal_after_saving(runner):
+        with self._remove_after_saving(runner):
             super()._save_best_checkpoint(runner, metrics)
 
     @contextmanager
-    def _removal_after_saving(self, runner: Runner) -> Iterator[None]:
+    def _remove_after_saving(self, runner: Runner) -> Iterator[None]:
         """Remove old checkpoints at the end of the context, if no error ends it. mmengine removes before it saves."""
         backend = self.file_backend
         delayed = self.file_backend = _DelayedRemoval(backend)
@@ -153,7 +153,7 @@ def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:
     return next((hook for hook in runner.hooks if isinstance(hook, WholeCheckpointHook)), None)
 
 
-def last_checkpoint_message(hook: Optional[WholeCheckpointHook]) -> str:
+def describe_last_checkpoint(hook: Optional[WholeCheckpointHook]) -> str:
     """Return a sentence with the last complete checkpoint."""
     if hook is None or hook.saved_path is None:
         return 'No checkpoint has been written.'

@@ -15,7 +15,7 @@ CLASSES_SHOWN = 20
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
 
-def dataset_meta_of(loaded: dict[str, Any]) -> dict[str, Any]:
+def read_dataset_meta(loaded: dict[str, Any]) -> dict[str, Any]:
     """Return the metainfo of the training data in a checkpoint of mmengine, with small letters as keys, or {}.
 
     A palette without a colour for each class is left out. Joined data sets of different metainfo have a list: {}.
@@ -94,7 +94,7 @@ def _check_shapes(
     wrong = [key for key in expected if key in shapes and shapes[key] != expected[key]]
     if not missing and not wrong:
         return
-    classes = dataset_meta_of(loaded).get('classes', ())
+    classes = read_dataset_meta(loaded).get('classes', ())
     for name, module in model.named_modules():
         number = getattr(module, 'num_classes', None)
         is_head = name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int)

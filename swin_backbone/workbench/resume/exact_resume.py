@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ...checkpoints.errors import CheckpointError
-from .completeness import as_mapping, dataset_meta_of
+from .completeness import as_mapping, read_dataset_meta
 from .loops import ResumableEpochLoop, ResumableIterLoop
 from .optimizer_state import load_optimizer, step_schedules
 
@@ -52,11 +52,11 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
     if not isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)):
         return None
     return dict(
-        sampler_seed=getattr(_sampler(runner), 'seed', None),
+        sampler_seed=getattr(_find_sampler(runner), 'seed', None),
         batches_done=loop.batches_done,
         validated_iter=loop.validated_iter,
-        stopping=[(hook.best_score, hook.wait_count) for hook in _stopping_hooks(runner)],
-        **_units(runner),
+        stopping=[(hook.best_score, hook.wait_count) for hook in _list_stopping_hooks(runner)],
+        **_find_units(runner),
         gradients=_gather_gradients(runner),
     )
 
@@ -80,7 +80,7 @@ def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str
         trained = {key.removeprefix('module.'): value for key, value in averages.items() if key.startswith('module.')}
         checkpoint['state_dict'].update(trained)
         changes.append('the moving average left out')
-    classes = dataset_meta_of(checkpoint).get('classes')
+    classes = read_dataset_meta(checkpoint).get('classes')
     if classes is not None and list(classes) != list(as_mapping(metainfo).get('classes') or ()):
         changes.append('other classes')
     meta['dataset_meta'] = metainfo  # mmengine compares dataset_meta by its bytes
@@ -104,9 +104,9 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
             'and the optimizer, and with other random numbers.'
         )
         return
-    units = _units(runner)
+    units = _find_units(runner)
     saved_units = {key: state[key] for key in units}
-    changes = list(_differences(saved_units, units))
+    changes = list(_describe_differences(saved_units, units))
     yield from changes
     batches = state['batches_done']
     if changes:
@@ -123,19 +123,19 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
                 meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
     loop.batches_done, loop.validated_iter = batches, state['validated_iter']
-    for hook, stopping in zip(_stopping_hooks(runner), state['stopping']):
+    for hook, stopping in zip(_list_stopping_hooks(runner), state['stopping']):
         hook.best_score, hook.wait_count = stopping
-    if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
-        _sampler(runner).seed = state['sampler_seed']
+    if state['sampler_seed'] is not None and hasattr(_find_sampler(runner), 'seed'):
+        _find_sampler(runner).seed = state['sampler_seed']
     if state['gradients'] is not None and not changes:
         gradients = state['gradients'][get_rank()]
-        for name, parameter in _unwrapped(runner.model).named_parameters():
+        for name, parameter in _unwrap(runner.model).named_parameters():
             if name in gradients:
                 parameter.grad = gradients[name].to(parameter.device)
         runner.logger.info('The gradients that were being accumulated are restored.')
 
 
-def _differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+def _describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
     if saved['by_epoch'] != current['by_epoch']:
         yield 'epochs instead of iterations' if current['by_epoch'] else 'iterations instead of epochs'
     for key, what in (
@@ -148,7 +148,7 @@ def _differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str
             yield f'{what.format(current[key])} instead of {saved[key]}'
 
 
-def _units(runner: Runner) -> dict[str, Any]:
+def _find_units(runner: Runner) -> dict[str, Any]:
     """Return the units in which a position in the data is counted."""
     loader = runner.train_loop.dataloader
     return dict(
@@ -188,22 +188,22 @@ def _gather_gradients(runner: Runner) -> Optional[list[dict[str, Tensor]]]:
         return None
     gradients = {
         name: parameter.grad.cpu()
-        for name, parameter in _unwrapped(runner.model).named_parameters()
+        for name, parameter in _unwrap(runner.model).named_parameters()
         if parameter.grad is not None
     }
     gathered: Optional[list[dict[str, Tensor]]] = gather_object(gradients)
     return gathered
 
 
-def _unwrapped(model: Any) -> nn.Module:
+def _unwrap(model: Any) -> nn.Module:
     inner: nn.Module = model.module if is_model_wrapper(model) else model
     return inner
 
 
-def _stopping_hooks(runner: Runner) -> list[EarlyStoppingHook]:
+def _list_stopping_hooks(runner: Runner) -> list[EarlyStoppingHook]:
     return [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
 
 
-def _sampler(runner: Runner) -> Any:
+def _find_sampler(runner: Runner) -> Any:
     batches = runner.train_loop.dataloader.batch_sampler
     return getattr(batches, 'sampler', None)

@@ -15,7 +15,7 @@ EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'  # names of checkpoints
 LAST = 'last_checkpoint'
 
 
-def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str) -> Optional[str]:
+def find_newest_checkpoint(work_dir: str, out_dir: str, template: str) -> Optional[str]:
     """Return the path of the checkpoint to resume, the same on all ranks; None if there is no checkpoint.
 
     The checkpoint named in `last_checkpoint` comes first, then the checkpoint that was written last. Damaged

@@ -14,7 +14,7 @@ from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
 from ...openmmlab.compat import checkpoint_loaders, download_by
-from .completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_names, dataset_meta_of
+from .completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_names, read_dataset_meta
 from .exact_resume import ANEW, check_resumable, restore_training_state
 
 # Configs as text. mmengine's Runner and Inferencer run them as Python.
@@ -83,7 +83,7 @@ class AdaptCheckpointHook(Hook):
         name = runner.resumed_from or runner._load_from or f'of {runner.work_dir}'
         if runner._resume:
             check_resumable(checkpoint, name)
-        warning = compare_names(dataset_meta_of(checkpoint).get('classes') or (), _classes_of(runner), name)
+        warning = compare_names(read_dataset_meta(checkpoint).get('classes') or (), _find_classes(runner), name)
         if warning and not runner._resume:  # which says the same
             runner.logger.warning(warning)
         model = runner.model
@@ -97,7 +97,7 @@ class AdaptCheckpointHook(Hook):
             restore_training_state(runner, checkpoint, name)
 
 
-def _classes_of(runner: Runner) -> Sequence[str]:
+def _find_classes(runner: Runner) -> Sequence[str]:
     """Return the classes of the data of a runner's loop; () without names."""
     loops = [loop for loop in (runner._train_loop, runner._val_loop, runner._test_loop) if isinstance(loop, BaseLoop)]
     dataset = getattr(loops[0].dataloader, 'dataset', None) if loops else None

@@ -22,7 +22,7 @@ from ..data.datasets import BuiltDatasets
 from ..resume.loading import install_checkpoint_loaders
 from .compile import compile_model
 from .launchers import is_lost_peer, set_ranks_from_slurm
-from .safe_runner import RunSettings, SafeRunner, runner_class
+from .safe_runner import RunSettings, SafeRunner, find_runner_class
 
 LEAD_S = 2  # seconds to wait after another process is lost: the launcher reports the first process that ends
 # Errors of `run_loop` without a traceback
@@ -50,7 +50,7 @@ def build_runner(
         _distribute_on_cpu(cfg)
     settings = RunSettings(datasets or BuiltDatasets(cfg), options.skip_unreadable, needs_all_weights)
     with _explain_lost_peers():
-        runner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg, settings)
+        runner = find_runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg, settings)
     for hook in hooks:
         runner.register_hook(hook)
     if options.compile:

@@ -13,7 +13,7 @@ VARIABLES = {
 }
 
 
-def rank(launcher: str) -> int:
+def read_rank(launcher: str) -> int:
     """Return the number of this process among all processes of the run.
 
     Args:
@@ -22,19 +22,19 @@ def rank(launcher: str) -> int:
     Raises:
         ValueError: if the launcher did not start this process.
     """
-    return 0 if launcher == 'none' else _variable(launcher, 0)
+    return 0 if launcher == 'none' else _read_read_read_read_variable(launcher, 0)
 
 
-def world_size(launcher: str) -> int:
+def read_world_size(launcher: str) -> int:
     """Return the number of processes of the run.
 
     Raises:
-        ValueError: see `rank`.
+        ValueError: see `read_rank`.
     """
-    return 1 if launcher == 'none' else _variable(launcher, 1)
+    return 1 if launcher == 'none' else _read_read_read_read_variable(launcher, 1)
 
 
-def _variable(launcher: str, index: int) -> int:
+def _read_read_read_read_variable(launcher: str, index: int) -> int:
     name = VARIABLES[launcher][index]
     if name not in os.environ:
         raise ValueError(f'--launcher {launcher} takes processes that it starts, got a process without {name}')

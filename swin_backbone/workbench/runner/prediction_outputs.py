@@ -12,11 +12,11 @@ from mmengine.hooks import Hook
 from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
-from ...openmmlab.config_parts import registered_class, type_name
+from ...openmmlab.config_parts import find_class, type_name
 from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
-from ...whole_files import temporary_name
-from ..configs.data_parts import annotation_file, dataset_configs, metric_configs, tested_dataset
+from ...whole_files import make_temporary_name
+from ..configs.data_parts import find_annotation_file, find_tested_dataset, list_dataset_configs, list_metric_configs
 from ..pictures.colours import distinct_colours, encode_labels
 
 
@@ -74,9 +74,8 @@ def write_outputs(
         elif outputs.out:
             out = Path(outputs.out)
             is_coco = out.suffix == '.json' and cfg.get('default_scope') == 'mmdet'
-            annotation_files = [
-                annotation_file(node) for _, node in [*dataset_configs(cfg, 'test'), *metric_configs(cfg, 'test')]
-            ]
+            nodes = [*list_dataset_configs(cfg, 'test'), *list_metric_configs(cfg, 'test')]
+            annotation_files = [find_annotation_file(node) for _, node in nodes]
             paths = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
             check_outputs(out, *paths, inputs=[*inputs, *filter(None, annotation_files)], overwrite=outputs.overwrite)
             temporary = stack.enter_context(written_by_others(out.parent)) / out.name
@@ -97,7 +96,7 @@ def written_by_others(folder: Path) -> Iterator[Path]:
     stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=temporary_name(folder).name, dir=folder) as temporary:
+    with TemporaryDirectory(prefix=make_temporary_name(folder).name, dir=folder) as temporary:
         try:
             yield Path(temporary)
         finally:
@@ -147,7 +146,7 @@ def enable_tta(cfg: Config) -> None:
     if 'tta_pipeline' not in cfg or 'tta_model' not in cfg:
         if scope not in ('mmdet', 'mmpretrain'):
             raise ValueError('--tta needs tta_model and tta_pipeline in the config')
-        pipeline = tested_dataset(cfg).pipeline
+        pipeline = find_tested_dataset(cfg).pipeline
         pack = dict(pipeline[-1])
         if scope == 'mmdet':
             pack['meta_keys'] = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
@@ -166,7 +165,7 @@ def enable_tta(cfg: Config) -> None:
 
         cfg.tta_model.type = MaskTTAModel.__name__
     cfg.model = dict(cfg.tta_model, module=cfg.model)
-    for _, dataset in dataset_configs(cfg, 'test'):
+    for _, dataset in list_dataset_configs(cfg, 'test'):
         dataset['pipeline'] = cfg.tta_pipeline
 
 
@@ -183,8 +182,8 @@ def write_coco_results(cfg: Config, prefix: Path) -> None:
         writers = ('results2json', 'result2json')  # mmdet's, the second of CocoPanopticMetric
         metrics = [
             metric
-            for _, metric in metric_configs(cfg, 'test')
-            if set(writers) & set(dir(registered_class(metric, METRICS)))
+            for _, metric in list_metric_configs(cfg, 'test')
+            if set(writers) & set(dir(find_class(metric, METRICS)))
         ]
     if not metrics:
         raise ValueError('--out F.json takes a config with CocoMetric, LVISMetric or CocoPanopticMetric for the test')

@@ -18,15 +18,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ...acceleration import accelerate
-from ...openmmlab.config_parts import registered_class
+from ...openmmlab.config_parts import find_class
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...openmmlab.mixed_precision import MixedPrecisionHook
 from ...whole_files import CANNOT_WRITE
-from ..data.dataset_warnings import dataset_warnings
+from ..data.dataset_warnings import iter_dataset_warnings
 from ..data.datasets import BuiltDatasets
 from ..data.guard import GuardHook, guard_dataset
-from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
-from ..resume.latest import EPOCHS, newest_whole_checkpoint
+from ..resume.checkpoint_hook import WholeCheckpointHook, describe_last_checkpoint, find_checkpoint_hook
+from ..resume.latest import EPOCHS, find_newest_checkpoint
 from ..resume.loading import AdaptCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
 from .hooks.curves import CurvesHook
@@ -48,7 +48,7 @@ INTERNAL_RECORDS = (
     '"HardDiskBackend" is the alias',
     'Distributed training is not used, all SyncBatchNorm',
 )
-MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
+DEFAULT_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
 
 
 class RunSettings(NamedTuple):
@@ -88,10 +88,10 @@ class SafeRunner(Runner):
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine removes a default hook that is None
-        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
+        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in DEFAULT_HOOKS}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-        if isinstance(checkpoint, dict) and registered_class(checkpoint, HOOKS) is CheckpointHook:
+        if isinstance(checkpoint, dict) and find_class(checkpoint, HOOKS) is CheckpointHook:
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
@@ -159,7 +159,7 @@ class SafeRunner(Runner):
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
         if get_rank() == 0:
-            for sentence in dataset_warnings(loader.dataset, self.settings.datasets.with_masks, is_training):
+            for sentence in iter_dataset_warnings(loader.dataset, self.settings.datasets.with_masks, is_training):
                 self.logger.warning(sentence)
         guard_dataset(loader.dataset, self.cfg, is_training, self.settings.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
@@ -187,8 +187,8 @@ class SafeRunner(Runner):
             super().load_or_resume()
             return
         hook = find_checkpoint_hook(self)
-        folder = hook.folder(self) if hook is not None else self.work_dir
-        path = newest_whole_checkpoint(self.work_dir, folder, hook.filename_tmpl if hook is not None else EPOCHS)
+        folder = hook.find_folder(self) if hook is not None else self.work_dir
+        path = find_newest_checkpoint(self.work_dir, folder, hook.filename_tmpl if hook is not None else EPOCHS)
         if path is None:
             self.logger.warning(f'There is no checkpoint in {folder} to resume: training starts from the beginning.')
         else:
@@ -237,12 +237,12 @@ class SafeRunner(Runner):
             if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
                 raise TrainingStopped(
                     f'training stops, because {error.filename or self.work_dir} cannot be written '
-                    f'({error.strerror}). {last_checkpoint_message(hook)}'
+                    f'({error.strerror}). {describe_last_checkpoint(hook)}'
                 ) from error
             if hook is not None and self._is_between_steps():
                 with suppress(Exception):  # of the same cause, as an error of the device
                     hook.save_now(self, self.iter)
-                    self.logger.info(last_checkpoint_message(hook))
+                    self.logger.info(describe_last_checkpoint(hook))
             raise
         finally:
             for hook in self.hooks:
@@ -272,7 +272,7 @@ class LogFile(logging.FileHandler):
         raise
 
 
-def runner_class(kind: str) -> type[SafeRunner]:
+def find_runner_class(kind: str) -> type[SafeRunner]:
     """Return SafeRunner, as a subclass of a config's own `runner_type`.
 
     Raises:

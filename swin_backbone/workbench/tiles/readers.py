@@ -22,9 +22,9 @@ from ..data.rasters import (
     Span,
     notes_of,
     open_gdal,
+    read_tiff_tags,
     require_colours,
     require_level,
-    tiff_tags,
     to_bgr,
 )
 from .grid import Window
@@ -106,7 +106,7 @@ def digest_of(path: Path) -> str:
 def _open_rasterio(path: Path, level: int) -> Picture:
     check_not_truncated(path)
     with open(path, 'rb') as file:
-        tags = tiff_tags(file)
+        tags = read_tiff_tags(file)
     raster = open_gdal(str(path), str(path), tags, level)
     picture, notes, orientation = _picture(raster, path), [], raster.orientation
     if tags:

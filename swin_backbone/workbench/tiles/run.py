@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import write_whole, write_whole_by
-from ..data.media import frame_of
-from ..predict.prediction import category_ids_of
+from ..data.media import make_frame
+from ..predict.prediction import find_category_ids
 from ..predict.predictor import Predictor
-from ..predict.thresholds import ScoreThr, score_thr_of, thresholds_by_label
+from ..predict.thresholds import ScoreThr, choose_score_thr, list_thresholds
 from . import writers
 from .blend import Blender
 from .finished import FinishedTiles
@@ -55,7 +55,7 @@ class TiledInference:
         overlap: of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
         level: of a pyramid; 0 has all pixels.
         skip_blank: skip tiles in which each channel varies by at most this number. None: skip no tile.
-        score_thr: lowest score of a written object, see `score_thr_of`.
+        score_thr: lowest score of a written object, see `choose_score_thr`.
 
     Attributes:
         notes: sentences on reductions and on unaligned windows.
@@ -88,7 +88,7 @@ class TiledInference:
         alignment, keeps_size = predictor.window_alignment, (height, width) == (tile, tile)
         self.grid = Grid(self.picture.size, tile, overlap, alignment if keeps_size else 1)
         self.skip_blank = skip_blank
-        self.score_thr = score_thr_of(predictor, score_thr)
+        self.score_thr = choose_score_thr(predictor, score_thr)
         self.notes = [*self.picture.notes]
         if not keeps_size:
             self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
@@ -196,7 +196,7 @@ class TiledInference:
         return pixels
 
     def _prepare(self, pixels: NDArray[Any]) -> dict[str, Any]:
-        return self.predictor.preprocess(frame_of(pixels, self.path))
+        return self.predictor.preprocess(make_frame(pixels, self.path))
 
     def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
         dtype = writers.label_type(len(self.classes))
@@ -211,7 +211,7 @@ class TiledInference:
         if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
             raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
         instances, window = sample.pred_instances.cpu().numpy(), self.grid.window(index)
-        lowest = thresholds_by_label(self.score_thr, self.classes)
+        lowest = list_thresholds(self.score_thr, self.classes)
         for number in np.flatnonzero(instances.scores >= lowest[instances.labels]):
             x1, y1, x2, y2 = map(float, instances.bboxes[number])
             runs = None
@@ -238,7 +238,7 @@ class TiledInference:
         )
 
     def _write_objects(self) -> None:
-        ids, (height, width) = category_ids_of(self.predictor), self.grid.size
+        ids, (height, width) = find_category_ids(self.predictor), self.grid.size
         lines, images, *geojson = self.files
         write_whole_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
         for path in geojson:

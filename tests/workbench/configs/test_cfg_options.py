@@ -5,7 +5,7 @@ from helpers import ROOT
 from mmengine.config import Config, DictAction
 
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.workbench.configs.cfg_options import apply_options, parse_options, setting_of
+from swin_backbone.workbench.configs.cfg_options import apply_options, get_setting, parse_options
 
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_own.py'
 
@@ -91,7 +91,7 @@ def test_a_key_of_the_config_or_of_a_class_or_with_a_plus_is_set(key):
     cfg = Config.fromfile(DETECTION)
     cfg.randomness = dict()
     apply_options(cfg, {key: 3})
-    assert setting_of(cfg, key) == 3
+    assert get_setting(cfg, key) == 3
 
 
 def test_an_argument_that_a_class_would_ignore_is_refused():

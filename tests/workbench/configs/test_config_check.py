@@ -16,7 +16,7 @@ from swin_backbone.openmmlab import config_files
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.configs.check import check_classes, class_names, compare_classes
+from swin_backbone.workbench.configs.check import check_classes, compare_classes, find_class_names
 from swin_backbone.workbench.export import predictor
 
 DETECTOR = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
@@ -65,10 +65,10 @@ def test_classes_that_a_model_may_have(model):
 def test_a_data_set_without_metainfo_has_the_classes_of_its_class():
     nuts = type('Nuts', (), dict(METAINFO=dict(classes=('nut', 'bolt'))))
     DATASETS.register_module(module=nuts, force=True)
-    assert class_names(dict(type=nuts)) == class_names(dict(type='Nuts')) == ('nut', 'bolt')
+    assert find_class_names(dict(type=nuts)) == find_class_names(dict(type='Nuts')) == ('nut', 'bolt')
     for scope in ('mmdet', 'mmseg'):  # a name of each toolbox's own registry
         with DefaultScope.overwrite_default_scope(scope):
-            names = [class_names(dict(type=kind)) for kind in ('mmdet.CocoDataset', 'CityscapesDataset')]
+            names = [find_class_names(dict(type=kind)) for kind in ('mmdet.CocoDataset', 'CityscapesDataset')]
         assert [*map(len, names)] == [80, 8 if scope == 'mmdet' else 19]
     cfg = Config(dict(model=dict(bbox_head=dict(num_classes=3)), train_dataloader=dict(dataset=dict(type='Nuts'))))
     with pytest.raises(ConfigError, match=r'num_classes takes 2, the classes of train_dataloader\.dataset, got 3'):

@@ -12,10 +12,10 @@ from torch import nn, optim
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap.backbone import swap_backbone
 from swin_backbone.options import Options
-from swin_backbone.workbench.configs.cfg_options import setting_of
+from swin_backbone.workbench.configs.cfg_options import get_setting
 from swin_backbone.workbench.configs.training_settings import (
     apply_settings,
-    lr_line,
+    describe_lr,
     scale_schedule,
 )
 
@@ -175,12 +175,12 @@ def test_the_learning_rate_does_not_follow_the_batch():
     hint = '; the config has it for 16: --auto-scale-lr scales it in proportion, --lr sets another'
     cfg = set_(RETINANET, batch=4)
     assert (cfg.optim_wrapper.optimizer.lr, cfg.train_dataloader.batch_size) == (0.01, 4)
-    assert lr_line(cfg) == f'learning rate 0.01, 4 pictures per step{hint}'
-    assert lr_line(cfg, world_size=2) == f'learning rate 0.01, 8 pictures per step{hint}'
+    assert describe_lr(cfg) == f'learning rate 0.01, 4 pictures per step{hint}'
+    assert describe_lr(cfg, world_size=2) == f'learning rate 0.01, 8 pictures per step{hint}'
     cfg.optim_wrapper.accumulative_counts = 4
-    assert lr_line(cfg) == 'learning rate 0.01, 16 pictures per step'
-    assert lr_line(read_config(FCN)) == 'learning rate 0.01, 4 pictures per step'
-    assert lr_line(Config(dict(optim_wrapper=dict(gen=dict(), disc=dict())))) == ''
+    assert describe_lr(cfg) == 'learning rate 0.01, 16 pictures per step'
+    assert describe_lr(read_config(FCN)) == 'learning rate 0.01, 4 pictures per step'
+    assert describe_lr(Config(dict(optim_wrapper=dict(gen=dict(), disc=dict())))) == ''
     assert set_(RETINANET, batch=8, lr=0.5).optim_wrapper.optimizer.lr == 0.5
     assert set_(FCN, lr=0.1).param_scheduler[0].eta_min == pytest.approx(1e-3)
 
@@ -247,7 +247,7 @@ def test_few_pictures_shorten_a_warm_up_alone(kind):
 def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected):
     cfg = set_(config, shape=scale[::-1])
     for key, value in expected.items():
-        results = setting_of(cfg, key)
+        results = get_setting(cfg, key)
         assert (tuple(results) if results else results) == value, key
 
 

@@ -26,10 +26,10 @@ from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data import masks
-from swin_backbone.workbench.data.annotations import check_annotations
+from swin_backbone.workbench.data.annotations import scan_annotation_file
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
-from swin_backbone.workbench.data.masks import SHORT_POLYGON, mask_fault, mask_faults, run_lengths
+from swin_backbone.workbench.data.masks import SHORT_POLYGON, find_mask_fault, find_mask_faults, run_lengths
 
 SIZE = (SIDE, SIDE)
 
@@ -176,12 +176,12 @@ def test_lvis_annotations_may_lack_file_name(data, tmp_path):
     for image in coco['images']:
         image['coco_url'] = f'http://images/{image.pop("file_name")}'
     path.write_text(json.dumps(coco))
-    assert not check_annotations(path, 'LVIS', True).errors
+    assert not scan_annotation_file(path, 'LVIS', True).errors
 
 
 def test_the_annotations_of_test_pictures_may_be_absent(data):
     cfg = data(lambda coco: coco.pop('annotations'))
-    assert check_annotations(cfg.val_evaluator.ann_file, 'COCO', True).empty == 2
+    assert scan_annotation_file(cfg.val_evaluator.ann_file, 'COCO', True).empty == 2
     assert len(train(cfg)) == 2
 
 
@@ -237,16 +237,16 @@ def test_run_lengths_are_those_that_pycocotools_wrote():
         expected = [0, *runs] if flat[0] else list(runs)
         assert run_lengths(encoded['counts']) == expected
         assert run_lengths(encoded['counts'].decode() + '\ud800') is None  # JSON can hold half a surrogate pair
-        assert mask_fault(dict(encoded, counts=encoded['counts'].decode()), mask.shape) is None
-        assert mask_fault(rle([int(run) for run in expected], mask.shape), mask.shape) is None
-    assert mask_fault(rle([2**24, 2**24], (2**13, 2**12)), (2**13, 2**12)) is None
+        assert find_mask_fault(dict(encoded, counts=encoded['counts'].decode()), mask.shape) is None
+        assert find_mask_fault(rle([int(run) for run in expected], mask.shape), mask.shape) is None
+    assert find_mask_fault(rle([2**24, 2**24], (2**13, 2**12)), (2**13, 2**12)) is None
 
 
 def test_pycocotools_takes_every_mask_that_passes(record_fault):
     """Decode random masks without a fault. Half of the generated masks are mutated."""
     number = 2000
     rng = random.Random(number)
-    passed = [case for case in (random_mask(rng) for _ in range(number)) if mask_fault(*case) is None]
+    passed = [case for case in (random_mask(rng) for _ in range(number)) if find_mask_fault(*case) is None]
     assert number / 5 < len(passed) < number * 4 / 5
     for mask, (height, width) in passed:
         encoded = mask
@@ -269,14 +269,14 @@ def test_masks_that_are_checked_together_have_the_faults_of_each(group, monkeypa
     cases += [(rle('o' * number + '0' + good, (2, 2)), (2, 2)) for number in (5, 6, 12, 13, 30) for good in ('04', '4')]
     cases += [(rle('04', size), size) for size in ((2, 2), (10**12, 10**12))]
     rng.shuffle(cases)
-    assert mask_faults(cases) == [mask_fault(*case) for case in cases]
-    assert mask_faults([]) == []
+    assert find_mask_faults(cases) == [find_mask_fault(*case) for case in cases]
+    assert find_mask_faults([]) == []
 
 
 def test_compressed_masks_are_decoded_at_once(monkeypatch):
     decode, decoded = masks._decode, []
     monkeypatch.setattr(masks, '_decode', lambda *given: decoded.append(given) or decode(*given))
-    assert mask_faults([(rle('04', (2, 2)), (2, 2))] * 50) == [None] * 50
+    assert find_mask_faults([(rle('04', (2, 2)), (2, 2))] * 50) == [None] * 50
     assert len(decoded) == 1
 
 

@@ -8,7 +8,7 @@ from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import make_own_data
 
 from swin_backbone.options import Options
-from swin_backbone.workbench.data.datasets import BuiltDatasets, base_datasets
+from swin_backbone.workbench.data.datasets import BuiltDatasets, iter_base_datasets
 from swin_backbone.workbench.job import Job
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
@@ -53,6 +53,6 @@ def test_a_data_set_in_a_wrapper_is_built_once(tmp_path, parsed, config, wrapper
     inner = datasets.build('train', cfg.train_dataloader.dataset.dataset)
     outer = datasets.build_phase('train')
     assert type(outer).__name__ == wrapper
-    assert list(base_datasets(outer)) == [inner]
+    assert list(iter_base_datasets(outer)) == [inner]
     assert outer is datasets.build_phase('train')
     assert sum(parsed.values()) == 1

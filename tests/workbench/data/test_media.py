@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from swin_backbone.workbench.data.media import picture_size, read_picture, reduction_note
+from swin_backbone.workbench.data.media import describe_reduction, read_picture, read_picture_size
 
 ORIENTATION = ExifTags.Base.Orientation
 PIXELS = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
@@ -34,7 +34,7 @@ def test_the_size_of_a_turned_picture_is_that_of_its_pixels(suffix, tmp_path, re
     orientations = [*range(10), 65535]
     for orientation in orientations:
         path = written(tmp_path / f'{orientation}{suffix}', orientation)
-        assert picture_size(path) == read_picture(path).shape[:2], orientation
+        assert read_picture_size(path) == read_picture(path).shape[:2], orientation
     record_fault('bad_data', len(orientations))
 
 
@@ -46,7 +46,7 @@ def test_the_size_of_a_picture_with_unusual_orientation(stored, tmp_path, record
     PIXELS.save(tmp_path / 'a.jpg')
     begin, rest = (tmp_path / 'a.jpg').read_bytes()[:2], (tmp_path / 'a.jpg').read_bytes()[2:]
     (tmp_path / 'a.jpg').write_bytes(begin + b'\xff\xe1' + struct.pack('>H', len(exif) + 2) + exif + rest)
-    assert picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2]
+    assert read_picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2]
     record_fault('bad_data')
 
 
@@ -54,7 +54,7 @@ def test_the_size_of_a_picture_that_is_turned_by_xmp_alone(tmp_path):
     """Pillow reads XMP. OpenCV ignores XMP."""
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     PIXELS.save(tmp_path / 'a.jpg', xmp=xmp)
-    assert picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2] == (20, 30)
+    assert read_picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2] == (20, 30)
 
 
 @pytest.mark.parametrize('length', [1, 3, 24, 100, 200])
@@ -62,7 +62,7 @@ def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path
     PIXELS.save(tmp_path / 'a.jpg')
     (tmp_path / 'a.jpg').write_bytes((tmp_path / 'a.jpg').read_bytes()[:length])
     with pytest.raises(OSError, match=r'a\.jpg cannot be read as a picture'):
-        picture_size(tmp_path / 'a.jpg')
+        read_picture_size(tmp_path / 'a.jpg')
     record_fault('bad_data')
 
 
@@ -75,15 +75,15 @@ def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path
 def test_what_is_used_of_16_bits_is_said(suffix, pixels, note, tmp_path, record_fault):
     path = tmp_path / f'a{suffix}'
     cv2.imwrite(str(path), pixels)
-    assert note in reduction_note(path)
-    assert bool(reduction_note(path)) == bool(note)
+    assert note in describe_reduction(path)
+    assert bool(describe_reduction(path)) == bool(note)
     if note:
-        assert reduction_note(path).endswith(f'{read_picture(path).max()} of 255')
+        assert describe_reduction(path).endswith(f'{read_picture(path).max()} of 255')
     record_fault('bad_data')
 
 
 @pytest.mark.parametrize('bigtiff', [False, True])
-@pytest.mark.parametrize('read', [picture_size, read_picture])
+@pytest.mark.parametrize('read', [read_picture_size, read_picture])
 def test_a_tiff_of_ten_bands_names_the_page(read, bigtiff, tmp_path):
     tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
     tifffile.imwrite(

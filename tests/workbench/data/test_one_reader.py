@@ -19,16 +19,16 @@ import rasterio
 import tifffile
 from helpers.openmmlab.jobs import open_predictor
 
-from swin_backbone.workbench.data.guard import unreadable
+from swin_backbone.workbench.data.guard import explain_unreadable
 from swin_backbone.workbench.data.load_picture import LoadPicture, loads_annotations, loads_picture, use_load_picture
 from swin_backbone.workbench.data.media import (
     Frame,
     Medium,
+    describe_reduction,
     find_media,
-    picture_size,
     read_frames,
     read_picture,
-    reduction_note,
+    read_picture_size,
 )
 from swin_backbone.workbench.data.rasters import read_tiff
 from swin_backbone.workbench.export import runtime
@@ -110,9 +110,9 @@ def test_bands_stay_bands_on_all_ways(writer, dtype, number, predictor, tmp_path
             WRITERS[writer](path, bands_CHW, photometric, planar, compression, tiled)
             for way, pixels in ways_in(path, predictor).items():
                 np.testing.assert_array_equal(pixels, wanted, f'{path.name} by {way}')
-            assert picture_size(path) == (H, W)
-            assert unreadable(dict(img_path=str(path))) is None
-            notes = reduction_note(path), ''.join(open_picture(path).notes)
+            assert read_picture_size(path) == (H, W)
+            assert explain_unreadable(dict(img_path=str(path))) is None
+            notes = describe_reduction(path), ''.join(open_picture(path).notes)
             for words, is_said in (('16 bits a channel', dtype == np.uint16), ('channels', number in (2, 4))):
                 assert all((words in note) == is_said for note in notes), (path.name, notes)
             with monkeypatch.context() as patch:
@@ -138,7 +138,7 @@ def test_values_that_are_no_colours_are_an_error(dtype, predictor, tmp_path, mon
     ):
         with pytest.raises(OSError, match=reason):
             read()
-    assert 'range of colours is unknown' in unreadable(dict(img_path=str(path)))
+    assert 'range of colours is unknown' in explain_unreadable(dict(img_path=str(path)))
     if dtype != 'complex64':
         assert read_shown(str(path)).shape == (H, W, 3)  # a thumbnail is scaled
     with monkeypatch.context() as patch:
@@ -204,7 +204,7 @@ def test_a_tiff_is_turned_as_a_jpeg_is(tmp_path, orientation, predictor):
         turned = np.asarray(ImageOps.exif_transpose(image))[..., ::-1]
     if orientation % 2:  # Pillow reads no BigTIFF in big endian
         tifffile.imwrite(tmp_path / 'a.tif', rgb, photometric='rgb', extratags=tag, **BIG_ENDIAN)
-    assert picture_size(tmp_path / 'a.tif') == turned.shape[:2]
+    assert read_picture_size(tmp_path / 'a.tif') == turned.shape[:2]
     for pixels in (read_picture(tmp_path / 'a.tif'), predictor.load(tmp_path / 'a.tif')):
         np.testing.assert_array_equal(pixels, turned)
     stored = LoadPicture(color_type='color_ignore_orientation').read(str(tmp_path / 'a.tif'))
@@ -291,7 +291,7 @@ def test_pictures_of_a_folder_are_those_that_are_read_when_named(tmp_path):
     assert {medium.path.name for medium in found} == {path.name for path in tmp_path.iterdir()}
     for medium in found:
         assert read_picture(medium.path).shape == (H, W, 3)
-        assert picture_size(medium.path) == (H, W), medium.path
+        assert read_picture_size(medium.path) == (H, W), medium.path
 
 
 def test_a_damaged_tiff_is_an_error_with_its_name(tmp_path, record_fault):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swin_backbone.workbench.predict.results import ResultsWriter
-from swin_backbone.workbench.predict.thresholds import read_score_thr, score_thr_of, thresholds_by_label
+from swin_backbone.workbench.predict.thresholds import choose_score_thr, list_thresholds, read_score_thr
 
 CLASSES = 'nut', 'bolt'
 
@@ -22,25 +22,25 @@ def write_report(folder, **more):
 def test_thresholds_of_a_report(tmp_path):
     path = write_report(tmp_path)
     assert read_score_thr(path) == read_score_thr(str(tmp_path)) == dict(bolt=0.6, nut=0.4)
-    assert thresholds_by_label(read_score_thr(path), CLASSES).tolist() == [0.4, 0.6]
+    assert list_thresholds(read_score_thr(path), CLASSES).tolist() == [0.4, 0.6]
     with pytest.raises(ValueError, match=r"score_thr takes thresholds of the classes nut, gear, got \['bolt', 'nut'\]"):
-        thresholds_by_label(read_score_thr(path), ('nut', 'gear'))
+        list_thresholds(read_score_thr(path), ('nut', 'gear'))
 
 
 def test_thresholds_of_other_classes_are_refused_before_a_prediction(tmp_path):
     """Each picture failed alone, and an exported folder kept thresholds that it could not take."""
     report = write_report(tmp_path)
     predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=('nut', 'gear')), score_thr=0.3)
-    assert score_thr_of(predictor, None) == 0.3
-    assert score_thr_of(SimpleNamespace(scope='mmseg', meta=predictor.meta), report)
-    for use in (score_thr_of, lambda *arguments: ResultsWriter(tmp_path, *arguments)):
+    assert choose_score_thr(predictor, None) == 0.3
+    assert choose_score_thr(SimpleNamespace(scope='mmseg', meta=predictor.meta), report)
+    for use in (choose_score_thr, lambda *arguments: ResultsWriter(tmp_path, *arguments)):
         with pytest.raises(ValueError, match='score_thr takes thresholds of the classes nut, gear'):
             use(predictor, report)
 
 
 def test_a_number_is_for_all_classes():
     assert read_score_thr(np.float32(0.5)) == 0.5
-    assert thresholds_by_label(0.5, CLASSES).tolist() == [0.5, 0.5]
+    assert list_thresholds(0.5, CLASSES).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize('given', [-0.1, 1.5, 'none.json'])

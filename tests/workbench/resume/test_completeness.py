@@ -12,7 +12,7 @@ from swin_backbone.workbench.resume.completeness import (
     ALLOW_MISSING,
     adapt_checkpoint,
     compare_names,
-    dataset_meta_of,
+    read_dataset_meta,
 )
 
 DETECTOR = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
@@ -103,12 +103,12 @@ def test_the_toolboxes_own_swin_too(detector):
     'meta', [None, {}, {'dataset_meta': None}, {'dataset_meta': [dict(classes=('cat',))]}, ['cat']]
 )
 def test_metainfo_without_classes(meta):
-    assert not dataset_meta_of({'meta': meta})
+    assert not read_dataset_meta({'meta': meta})
 
 
 def test_classes_and_palettes_of_the_toolboxes():
     for palette in ([(1, 2, 3)], np.array([[1, 2, 3]]), 'coco', None, []):
-        meta = dataset_meta_of({'meta': {'dataset_meta': dict(CLASSES=('cat',), PALETTE=palette)}})
+        meta = read_dataset_meta({'meta': {'dataset_meta': dict(CLASSES=('cat',), PALETTE=palette)}})
         assert meta['classes'] == ('cat',)
         assert len(meta.get('palette', ())) in (0, 1)
 

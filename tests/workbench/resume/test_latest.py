@@ -10,7 +10,7 @@ from helpers.openmmlab.toy_training import config, run
 from mmengine.logging import MMLogger
 
 from swin_backbone.checkpoints import CheckpointError
-from swin_backbone.workbench.resume.latest import newest_whole_checkpoint
+from swin_backbone.workbench.resume.latest import find_newest_checkpoint
 
 
 def save(folder, *names, last=None):
@@ -34,7 +34,7 @@ def log(caplog):
 
 
 def newest(folder):
-    path = newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth')
+    path = find_newest_checkpoint(str(folder), str(folder), 'epoch_{}.pth')
     return path and Path(path).name
 
 
@@ -87,14 +87,14 @@ def test_a_folder_that_was_moved_or_copied(tmp_path, record_fault, keep):
     save(tmp_path / 'before', 'epoch_2.pth', 'epoch_1.pth', last='epoch_2.pth')
     (shutil.copytree if keep else shutil.move)(tmp_path / 'before', tmp_path / 'after')
     folder = str(tmp_path / 'after')
-    assert newest_whole_checkpoint(folder, folder, 'epoch_{}.pth') == f'{folder}/epoch_2.pth'
+    assert find_newest_checkpoint(folder, folder, 'epoch_{}.pth') == f'{folder}/epoch_2.pth'
     record_fault('damages')
 
 
 def test_a_folder_of_checkpoints_elsewhere_and_names_of_ones_own(tmp_path):
     save(tmp_path / 'work')
     save(tmp_path / 'out', 'at 3.pth', 'at 12.pth', 'epoch_x.pth')
-    results = newest_whole_checkpoint(str(tmp_path / 'work'), str(tmp_path / 'out'), 'at {}.pth')
+    results = find_newest_checkpoint(str(tmp_path / 'work'), str(tmp_path / 'out'), 'at {}.pth')
     assert results == str(tmp_path / 'out' / 'at 12.pth')
 
 

@@ -12,11 +12,11 @@ from helpers.openmmlab.toy_training import config, run, start, train, train_and_
 
 from swin_backbone.whole_files import write_whole, write_whole_by
 from swin_backbone.workbench.resume.checkpoint_hook import find_checkpoint_hook
-from swin_backbone.workbench.resume.latest import newest_whole_checkpoint
+from swin_backbone.workbench.resume.latest import find_newest_checkpoint
 
 
 def newest(folder):
-    return newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth')
+    return find_newest_checkpoint(str(folder), str(folder), 'epoch_{}.pth')
 
 
 def kill_at(countdown):

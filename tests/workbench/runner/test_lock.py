@@ -9,12 +9,12 @@ import time
 import pytest
 from helpers.openmmlab.toy_training import config, start, wait
 
-from swin_backbone.outputs import FolderInUse, folder_lock
+from swin_backbone.outputs import FolderInUse, lock_folder
 from swin_backbone.workbench.job import Job, open_training
 
 
 def hold(folder, workers=0):
-    with folder_lock(folder, 'trains in', 'training'):
+    with lock_folder(folder, 'trains in', 'training'):
         for _ in range(workers):
             if os.fork() == 0:  # a worker of a data loader outlives a killed training
                 time.sleep(20)

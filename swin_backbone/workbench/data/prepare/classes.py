@@ -6,9 +6,9 @@ from typing import Optional
 
 from ....openmmlab.errors import DataError
 from ...configs.text_files import read_text
-from .folder import DataFolder, left_out_lines
+from .folder import DataFolder, format_left_out
 from .records import UNSPLIT, Records, SplitLists
-from .splits import index_tails, match_name, read_split_lists, split_of
+from .splits import find_split, index_tails, match_name, read_split_lists
 
 Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
 
@@ -20,10 +20,10 @@ def read(folder: DataFolder) -> Optional[Records]:
     """
     if folder.one_file is not None:
         return None
-    by_split, lists = _by_folders(folder.pictures), _read_lists(folder)
-    named, source = folder.class_names()
+    by_split, lists = _read_folders(folder.pictures), _read_lists(folder)
+    named, source = folder.read_class_names()
     if lists:
-        numbers = named or _names_of(by_split, lists)
+        numbers = named or _find_names(by_split, lists)
         if unnamed := sorted({number for numbered in lists.values() for number in numbered.values()} - {*numbers}):
             source = source or 'the list for training'
             raise DataError(f'{source} has no class {unnamed[0]}, of {[*numbers]}, as a list has')
@@ -39,12 +39,12 @@ def read(folder: DataFolder) -> Optional[Records]:
         return None
     labels = {path: name for part in by_split.values() for path, name in part.items() if name in names}
     unclassified = [path for part in by_split.values() for path in part if path not in labels]
-    lines = left_out_lines('pictures in no folder of a class', unclassified)
+    lines = format_left_out('pictures in no folder of a class', unclassified)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
-    return Records(layout, names, {UNSPLIT: labels}, _splits(folder, by_split, labels), lines)
+    return Records(layout, names, {UNSPLIT: labels}, _find_splits(folder, by_split, labels), lines)
 
 
-def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
+def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
     """Return the classes of pictures by split: None without folders of a split.
 
     A class is the first folder below that of a split, or else below the common folder. A split is a folder of training
@@ -52,12 +52,12 @@ def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
     """
     parts = {picture: picture.parent.parts for picture in pictures}
 
-    def tops() -> set[str]:
+    def list_tops() -> set[str]:
         return {folders[0] for folders in parts.values() if folders}
 
-    while len(tops()) == 1 and any(len(folders) > 1 for folders in parts.values()):
+    while len(list_tops()) == 1 and any(len(folders) > 1 for folders in parts.values()):
         parts = {picture: folders[1:] for picture, folders in parts.items()}
-    split_by_top = {top: split for top in tops() if (split := split_of(Path(top)))}
+    split_by_top = {top: split for top in list_tops() if (split := find_split(Path(top)))}
     deep = {split_by_top.get(folders[0]) for folders in parts.values() if len(folders) > 1}
     if 'train' not in deep or len(split_by_top) < 2:
         return {None: {picture: next(iter(folders), None) for picture, folders in parts.items()}}
@@ -82,7 +82,7 @@ def _read_lists(folder: DataFolder) -> dict[str, dict[Path, int]]:
     tails = index_tails(folder.pictures)
     lists: dict[str, dict[Path, int]] = {}
     for path in folder.with_suffix('.txt'):
-        split = split_of(Path(path.name))
+        split = find_split(Path(path.name))
         rows = [text.rpartition(' ') for text in map(str.strip, read_text(path).splitlines()) if text] if split else []
         if split is None or not rows or not all(name and number.isdecimal() for name, _, number in rows):
             continue
@@ -94,7 +94,7 @@ def _read_lists(folder: DataFolder) -> dict[str, dict[Path, int]]:
     return lists
 
 
-def _names_of(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path, int]]) -> dict[int, str]:
+def _find_names(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path, int]]) -> dict[int, str]:
     """Return the names of numbers: those of the pictures' folders, or else the numbers."""
     if 'train' not in lists:  # folders for training, and a list for validation
         return dict(enumerate(sorted({name for labels in by_split.values() for name in labels.values() if name})))
@@ -107,7 +107,7 @@ def _names_of(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path,
     return dict(zip(sorted(folders), names))
 
 
-def _splits(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> SplitLists:
+def _find_splits(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> SplitLists:
     """Return the pictures of each split; none if there are only pictures for training."""
     if None in by_split:
         return read_split_lists(folder, list(labels))

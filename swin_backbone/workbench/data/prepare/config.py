@@ -8,11 +8,11 @@ from mmengine.config import Config, ConfigDict
 
 from ....openmmlab.config_parts import parts_of, type_name, walk
 from ....openmmlab.errors import ConfigError
-from ...configs.cfg_options import setting_of
-from ...configs.data_parts import metric_configs
+from ...configs.cfg_options import get_setting
+from ...configs.data_parts import list_metric_configs
 from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
-from .folder import summary_line
+from .folder import format_line
 from .index import IndexedSplit
 from .labels import IGNORED_LABEL
 from .prepare import Dataset
@@ -55,7 +55,7 @@ def put_data(cfg: Config, data: Dataset) -> None:
 
 def _put_objects(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
     if data.splits['train'].has_rles:  # mmdet leaves these masks out where it keeps polygons
-        for transform in _transforms(cfg):
+        for transform in _iter_transforms(cfg):
             if 'poly2mask' in transform:
                 transform.poly2mask = True
     _leave_out_semantics(cfg)
@@ -82,14 +82,14 @@ def _leave_out_semantics(cfg: Config) -> None:
     if isinstance(roi_head, dict) and 'semantic_head' in roi_head:
         for name in ('semantic_head', 'semantic_roi_extractor'):
             roi_head.pop(name, None)
-        for transform in _transforms(cfg):
+        for transform in _iter_transforms(cfg):
             if transform.get('with_seg'):
                 transform.with_seg = False
 
 
 def _segment_instances(cfg: Config, number: int) -> None:
     """Change a panoptic MaskFormer to segment instances of `number` classes."""
-    loads = [step for step in _transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
+    loads = [step for step in _iter_transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
     is_mask_former = isinstance(fusion, dict) and type_name(fusion) == PANOPTIC
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
@@ -118,7 +118,7 @@ def _put_labels(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) 
         _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=split.file, metainfo=metainfo)
         if phase in EVALUATED:
             _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
-    for transform in _transforms(cfg):
+    for transform in _iter_transforms(cfg):
         if type_name(transform) == 'LoadAnnotations':  # the index has the setting
             transform.pop('reduce_zero_label', None)
     # Padding, losses and evaluation ignore the same value.
@@ -177,12 +177,14 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
 
 def _replace_metric(cfg: Config, phase: str, kind: str, default: dict[str, Any], **settings: Any) -> None:
     """Replace an evaluator by a single metric, in place. The config's own metric of this kind keeps its settings."""
-    metrics = (metric for _, metric in metric_configs(cfg, phase) if 'type' in metric and type_name(metric) == kind)
+    metrics = (
+        metric for _, metric in list_metric_configs(cfg, phase) if 'type' in metric and type_name(metric) == kind
+    )
     metric = next(metrics, default)
     cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
 
 
-def _transforms(cfg: Config) -> Iterator[ConfigDict]:
+def _iter_transforms(cfg: Config) -> Iterator[ConfigDict]:
     """Yield each transform of the pipelines of a config, also nested ones."""
     return (part for key, part in parts_of(cfg) if 'pipeline.' in f'{key}.')
 
@@ -232,8 +234,8 @@ def _fit_weights(
     return [*body[:1] * number, *last] if len(set(body)) == 1 else None
 
 
-def class_weights_left_out(before: Config, after: Config) -> Iterator[str]:
+def describe_lost_weights(before: Config, after: Config) -> Iterator[str]:
     """Yield a line for each loss that has lost its weights by class."""
     for key, part in walk(before.get('model'), 'model'):
-        if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and setting_of(after, key) is None:
-            yield summary_line('left out', f'{key} of the config: its {len(part)} weights are of other classes')
+        if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and get_setting(after, key) is None:
+            yield format_line('left out', f'{key} of the config: its {len(part)} weights are of other classes')

@@ -16,7 +16,7 @@ CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_da
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
-LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
+LABELME_MARKS = ['__ignore__', '_background_']  # no classes: they begin labelme's labels.txt, and count from -1
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 # A line of CVAT's labelmap.txt: name:R,G,B:parts:actions. Labels of boxes may have no colour
 LABELMAP = re.compile(r'([^:]+):(?:\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*)?:.*')
@@ -53,7 +53,7 @@ class DataFolder(NamedTuple):
         """Return the whole paths of the annotation files with a suffix."""
         return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
 
-    def holding(self, suffix: str, pattern: str) -> list[Path]:
+    def find_matching(self, suffix: str, pattern: str) -> list[Path]:
         """Return the annotation files with a suffix and a pattern in their first 64 KiB, or `one_file` if it has."""
         paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
         matching = []
@@ -64,7 +64,9 @@ class DataFolder(NamedTuple):
                         matching.append(path)
         return matching
 
-    def class_names(self, folders: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
+    def read_class_names(
+        self, folders: Iterable[Path] = (), sparse: bool = False
+    ) -> tuple[Optional[dict[int, str]], str]:
         """Return the names of the classes by their values, and the source; (None, '') without names.
 
         Args:
@@ -76,13 +78,13 @@ class DataFolder(NamedTuple):
         path = find_class_file((self.root, self.ann_root, *folders))
         return (None, '') if path is None else (read_class_file(path, sparse), str(path))
 
-    def labelmap(self) -> dict[str, Optional[int]]:
+    def read_labelmap(self) -> dict[str, Optional[int]]:
         """Return the colours of the classes in the first labelmap.txt: see `read_labelmap`; {} without a file."""
         path = next((path for path in self.with_suffix('.txt') if path.name.lower() == 'labelmap.txt'), None)
         return {} if path is None else read_labelmap(path)
 
 
-def numbers_of(text: str) -> Optional[list[float]]:
+def parse_numbers(text: str) -> Optional[list[float]]:
     """Return the finite numbers of a line, or None if it has other words."""
     try:
         numbers = [float(word) for word in text.split()]
@@ -93,7 +95,7 @@ def numbers_of(text: str) -> Optional[list[float]]:
 
 def is_yolo(texts: Sequence[str]) -> bool:
     """Return whether the first line of a text file has YOLO's form: a class, and the numbers of a box or outline."""
-    return bool(texts) and len(numbers_of(texts[0]) or ()) >= 5
+    return bool(texts) and len(parse_numbers(texts[0]) or ()) >= 5
 
 
 def list_files(root: Path) -> tuple[list[Path], list[str]]:
@@ -152,7 +154,7 @@ def find_class_file(folders: Iterable[Path]) -> Optional[Path]:
 
 def number_labels(names: dict[int, str]) -> dict[int, str]:
     """Return the names of classes by the values of label PNGs: a list of labelme counts from -1."""
-    return dict(enumerate(list(names.values())[1:])) if list(names.values())[:2] == LABELME else names
+    return dict(enumerate(list(names.values())[1:])) if list(names.values())[:2] == LABELME_MARKS else names
 
 
 def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:
@@ -197,11 +199,11 @@ def list_folders(files: Sequence[Path]) -> str:
     return ', '.join(folders[:6]) + (f' and {len(folders) - 6} more folders' if len(folders) > 6 else '')
 
 
-def summary_line(title: str, *parts: str) -> str:
+def format_line(title: str, *parts: str) -> str:
     """Return a line of the summary."""
     return f'  {title:<12}' + ', '.join(filter(None, parts))
 
 
-def left_out_lines(kind: str, paths: Collection[Path]) -> list[str]:
+def format_left_out(kind: str, paths: Collection[Path]) -> list[str]:
     """Return the line of the summary on paths of a kind that are left out; no line without any."""
-    return [summary_line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []
+    return [format_line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []

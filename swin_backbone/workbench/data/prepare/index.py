@@ -12,12 +12,12 @@ import numpy as np
 
 from ....checks import first_of
 from ....openmmlab.errors import DataError
-from ..annotations import check_annotations
+from ..annotations import scan_annotation_file
 from ..check_labels import ANY_VALUE, read_colours, read_label
-from ..dataset_warnings import class_warnings
-from ..media import picture_size
-from .folder import DataFolder, list_folders, summary_line
-from .objects.shapes import angle_of, area_of, box_around, corners_of
+from ..dataset_warnings import find_class_warnings
+from ..media import read_picture_size
+from .folder import DataFolder, format_line, list_folders
+from .objects.shapes import compute_area, find_corners, make_box, parse_angle
 from .records import UNSPLIT, Image, Label, Records
 from .splits import draw_by_class, split_pictures
 
@@ -61,11 +61,11 @@ def write_index(
     head, splits = [f'data in {folder.root}: {records.layout}'], {}
     for split, part in parts.items():
         splits[split], described = write(folder, index_folder / split, part, records)
-        head.append(summary_line(split, *described))
+        head.append(format_line(split, *described))
         scored = 'test' if split == 'test' else 'validation'
-        faults = class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
-        lines += [summary_line('warning', sentence) for sentence in faults.sentences()]
-    classes = summary_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
+        faults = find_class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
+        lines += [format_line('warning', sentence) for sentence in faults.sentences()]
+    classes = format_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
     return splits, [*head, classes, *lines, *records.lines]
 
 
@@ -81,7 +81,7 @@ def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
         parts = {**{split: {path: pictures[path] for path in part} for split, part in lists.items()}, **parts}
     if shared := {*parts.get('test', ())} & {*parts['train'], *parts['val']}:
         sentence = f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
-        lines.append(summary_line('warning', sentence))
+        lines.append(format_line('warning', sentence))
     return parts, lines
 
 
@@ -102,25 +102,25 @@ def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
         size = image.image['height'], image.image['width']
         for item in image.objects:
             attributes, outline = item.get('attributes'), item.pop('outline', None)
-            degrees = angle_of(attributes.get('rotation')) if isinstance(attributes, dict) else 0
+            degrees = parse_angle(attributes.get('rotation')) if isinstance(attributes, dict) else 0
             if item.get('segmentation') or not (degrees or draws):
                 continue
             if outline is None:
                 x, y, width, height = item['bbox']
-                corners = corners_of(x, y, x + width, y + height, degrees)
-                box = box_around('', corners, size, is_rectangle=True)
+                corners = find_corners(x, y, x + width, y + height, degrees)
+                box = make_box('', corners, size, is_rectangle=True)
                 outline = box.mask or [corners.clip(0, size[::-1]).ravel().tolist()]  # without area, at the edge
                 if degrees:
-                    item.update(bbox=list(box.bbox), area=area_of(box, size))
+                    item.update(bbox=list(box.bbox), area=compute_area(box, size))
                     turned += 1
             if draws:
                 item['segmentation'] = outline
     ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
-    lines = [summary_line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
+    lines = [format_line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
     if draws and number:
-        lines.append(summary_line('masks', RECTANGLES.format(number, len(objects))))
+        lines.append(format_line('masks', RECTANGLES.format(number, len(objects))))
     if ignored:
-        lines.append(summary_line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
+        lines.append(format_line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
     return lines
 
 
@@ -145,7 +145,7 @@ def _write_objects(
         raise DataError(f'none of the {len(images)} pictures for training has an object')
     path = target.with_suffix('.json')
     path.write_text(json.dumps(data), encoding='utf-8')
-    checked = check_annotations(path, 'COCO', folder.with_masks, (data, False))
+    checked = scan_annotation_file(path, 'COCO', folder.with_masks, (data, False))
     most_objects = max((number for _, _, number in checked.pictures.values()), default=0)
     split = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.rles))
     pictures = f'{len(images)} pictures in {list_folders([*part])}'
@@ -184,7 +184,7 @@ def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path)
     if all(value == number for value, number in classes.items()):
         return path
     try:
-        size = picture_size(folder.root / picture)
+        size = read_picture_size(folder.root / picture)
     except OSError:  # named later, or left out by --skip-unreadable
         return path
     values = read_colours(path) if label.in_colours else read_label(path, ANY_VALUE, size)

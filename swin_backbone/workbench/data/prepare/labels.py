@@ -11,8 +11,8 @@ import numpy as np
 from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
-from ..media import picture_size
-from .folder import DataFolder, left_out_lines, number_labels, summary_line
+from ..media import read_picture_size
+from .folder import DataFolder, format_left_out, format_line, number_labels
 from .pairs import LABEL_SUFFIXES, pair_labels
 from .records import UNSPLIT, Label, Records
 from .splits import read_split_lists
@@ -39,38 +39,38 @@ def read(folder: DataFolder) -> Optional[Records]:
     pairs, unlabelled, unused = pair_labels(pictures, labels)
     if not pairs:
         return None
-    names, classes, in_colours, lines = _classes_of(folder, pairs)
-    lines += left_out_lines('pictures without labels', unlabelled)
-    lines += left_out_lines('files of labels without a picture', unused)
+    names, classes, in_colours, lines = _find_classes(folder, pairs)
+    lines += format_left_out('pictures without labels', unlabelled)
+    lines += format_left_out('files of labels without a picture', unused)
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
     part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
     return Records('pictures and labels', names, {UNSPLIT: part}, lists, lines)
 
 
-def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
+def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
     """Return the classes of labels by their names or, without names, by their values.
 
     Raises:
         DataError: if a value or colour has no name, values without names do not count from 0, or there are too many.
     """
-    colours = folder.labelmap()
+    colours = folder.read_labelmap()
     labels = [folder.ann_root / label for label in pairs.values()]
     in_colours = bool(colours) and read_colours(labels[0]) is not None
     counts, number = _count_values(folder, pairs, in_colours)
     if in_colours:
-        by_colour = _by_colour(colours)
-        unused = _unused(by_colour, counts, number, len(pairs))
-        lines = [summary_line('labels', 'colours of labelmap.txt'), *unused]
+        by_colour = _index_colours(colours)
+        unused = _describe_unused(by_colour, counts, number, len(pairs))
+        lines = [format_line('labels', 'colours of labelmap.txt'), *unused]
         return _number(by_colour, 'labelmap.txt', lines, in_colours)
-    names, source = folder.class_names(sorted({label.parent for label in labels}), sparse=True)
+    names, source = folder.read_class_names(sorted({label.parent for label in labels}), sparse=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
     names = names and number_labels(names)
-    lines = [summary_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
+    lines = [format_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
     values = sorted(set(counts) - {IGNORED_LABEL})
     if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
         names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
-        lines.append(summary_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
+        lines.append(format_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
     elif names is None:
         if values != list(range(len(values))):
             last = values[-1]
@@ -81,15 +81,15 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
                 f'to {last}'
             )
         names = {value: f'class {value}' for value in range(max(len(values), 2))}
-        lines.append(summary_line('', 'called by their values: a classes.txt there, a name in each line, names them'))
+        lines.append(format_line('', 'called by their values: a classes.txt there, a name in each line, names them'))
     elif unnamed := [value for value in values if value not in names]:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
-        lines.append(summary_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    return _number(names, source, [*lines, *_unused(names, counts, number, len(pairs))])
+        lines.append(format_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
+    return _number(names, source, [*lines, *_describe_unused(names, counts, number, len(pairs))])
 
 
-def _by_colour(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
+def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
     """Return the names of colours. Raises DataError if a class has none, or that of another."""
     names: dict[int, str] = {}
     for name, colour in colours.items():
@@ -100,11 +100,11 @@ def _by_colour(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
     return names
 
 
-def _unused(names: Mapping[int, str], counts: Collection[int], number: int, of: int) -> list[str]:
+def _describe_unused(names: Mapping[int, str], counts: Collection[int], number: int, of: int) -> list[str]:
     """Return the line of the summary on classes without pixels in `number` of the files; no line without any."""
     unused = [name for value, name in names.items() if value not in counts and not _is_void(name)]
     read = ' in the files that were read' if number < of else ''
-    return [summary_line('warning', f'no pixel of the classes {first_of(unused)}{read}')] if unused else []
+    return [format_line('warning', f'no pixel of the classes {first_of(unused)}{read}')] if unused else []
 
 
 def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> Numbered:
@@ -132,9 +132,9 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
     }
     if void:
         border = '' if ignored in kept_values else ', and 255'
-        lines = [*lines, summary_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{border}')]
+        lines = [*lines, format_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{border}')]
     if len(kept_values) == 1:
-        lines = [*lines, summary_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
+        lines = [*lines, format_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
     return [names[value] for value in kept_values], classes, in_colours, lines
 
 
@@ -152,7 +152,7 @@ def _count_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool)
     counts: Counter[int] = Counter()
     for picture in drawn:
         try:
-            size = picture_size(folder.root / picture)
+            size = read_picture_size(folder.root / picture)
         except OSError:  # named later, or left out by --skip-unreadable
             continue
         path = folder.ann_root / pairs[picture]

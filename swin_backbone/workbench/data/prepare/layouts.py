@@ -12,7 +12,7 @@ from typing import Optional
 from ....openmmlab.errors import DataError
 from ..media import PICTURE_SUFFIXES
 from . import classes, labels
-from .folder import DataFolder, count_suffixes, list_files, list_folders, summary_line
+from .folder import DataFolder, count_suffixes, format_line, list_files, list_folders
 from .objects import coco, cvat, labelme, voc, yolo
 from .records import Records
 
@@ -45,22 +45,22 @@ def read_data(scope: str, folder: DataFolder) -> Records:
         DataError: if no layout fits.
     """
     not_read = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
-    if not (folder.pictures or folder.holding('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
+    if not (folder.pictures or folder.find_matching('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{not_read}')
     readers, layouts = READERS[scope]
     first_error = None  # a broken file may be beside a whole layout
     for read, (suffix, pattern) in readers.items():
         try:
-            records = read(folder) if not suffix or folder.holding(suffix, pattern) else None
+            records = read(folder) if not suffix or folder.find_matching(suffix, pattern) else None
         except DataError as error:
             first_error = first_error or error
             continue
         if records:
             if first_error:
-                records.lines.append(summary_line('left out', str(first_error)))
+                records.lines.append(format_line('left out', str(first_error)))
             if folder.results:
                 records.lines.append(
-                    summary_line('not read', f'results of earlier commands: {", ".join(folder.results)}')
+                    format_line('not read', f'results of earlier commands: {", ".join(folder.results)}')
                 )
             return records
     raise first_error or DataError(

@@ -7,7 +7,7 @@ from typing import Optional
 
 from ....openmmlab.errors import DataError
 from ..media import PICTURE_SUFFIXES
-from .splits import SPLIT_OF, folder_split, words_of
+from .splits import SPLIT_OF, find_folder_split, list_words
 
 LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
 # Words of folders and ends of names, of labels and of pictures.
@@ -21,7 +21,7 @@ LABEL_ENDS = re.compile(
     r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
 )
 PICTURE_ENDS = re.compile(r'[_.-](leftImg8bit|image|img|sat|rgb)$', re.I)
-FolderWords = tuple[str, ...]  # of a path, beside labels, images, train and so on: images_2021 has 2021
+FolderTags = tuple[str, ...]  # of a path, beside labels, images, train and so on: images_2021 has 2021
 WORDS = re.compile(r'[a-z]+|[0-9]+')
 ROLES = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
 SUFFIX_WORDS = {suffix[1:] for suffix in (*PICTURE_SUFFIXES, *LABEL_SUFFIXES)}
@@ -55,12 +55,12 @@ def pair_labels(
     for path in labels:
         if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
             by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
-    pairable = pairable_words(pictures, labels)
+    pairable = find_pairable_tags(pictures, labels)
     owners: dict[Path, Path] = {}
     pairs: dict[Path, Path] = {}
     for picture in pictures:
         paths = by_key.get(_key(picture, PICTURE_ENDS), [])
-        paths = [path for path in paths if folder_words(path) in pairable[folder_words(picture)]]
+        paths = [path for path in paths if find_tags(path) in pairable[find_tags(picture)]]
         # Cityscapes: several files for a picture, the classes for training in TrainIds
         paths = [path for path in paths if 'TrainIds' in path.stem] or paths
         if len(paths) > 1:
@@ -72,8 +72,8 @@ def pair_labels(
         if paths:
             pairs[picture] = paths[0]
     # With Cityscapes's several files of labels
-    used = {(_key(path, LABEL_ENDS), folder_words(path)) for path in owners}
-    unused = [path for key, paths in by_key.items() for path in paths if (key, folder_words(path)) not in used]
+    used = {(_key(path, LABEL_ENDS), find_tags(path)) for path in owners}
+    unused = [path for key, paths in by_key.items() for path in paths if (key, find_tags(path)) not in used]
     return pairs, [picture for picture in pictures if picture not in pairs], unused
 
 
@@ -83,7 +83,7 @@ def _is_other(path: Path) -> bool:
 
 def is_label(path: Path) -> bool:
     """Return whether a file is named, or in a folder named, as labels of pixels, classes or objects."""
-    named = [words for part in path.parent.parts if (words := set(words_of(part)) & (LABEL_WORDS | PICTURE_WORDS))]
+    named = [words for part in path.parent.parts if (words := set(list_words(part)) & (LABEL_WORDS | PICTURE_WORDS))]
     in_folder = bool(named and named[-1] & LABEL_WORDS)
     is_named = in_folder or bool(LABEL_ENDS.search(path.stem)) or _is_other(path)
     return path.suffix.lower() in LABEL_SUFFIXES and is_named
@@ -96,26 +96,26 @@ def without_labels(pictures: Sequence[Path]) -> Sequence[Path]:
 
 def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
-    folders = [part.lower() for part in path.parent.parts if not ROLES & set(words_of(part))]
-    return (folder_split(path) or '', *folders, ends.sub('', path.stem))
+    folders = [part.lower() for part in path.parent.parts if not ROLES & set(list_words(part))]
+    return (find_folder_split(path) or '', *folders, ends.sub('', path.stem))
 
 
-def folder_words(path: Path) -> FolderWords:
-    """Return the words of a path's folders: see `FolderWords`."""
-    folders = [part.lower() for part in path.parent.parts if ROLES & set(words_of(part))]
+def find_tags(path: Path) -> FolderTags:
+    """Return the words of a path's folders: see `FolderTags`."""
+    folders = [part.lower() for part in path.parent.parts if ROLES & set(list_words(part))]
     return tuple(word for part in folders for word in WORDS.findall(part) if word not in ROLES | SUFFIX_WORDS)
 
 
-def pairable_words(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[FolderWords, set[FolderWords]]:
+def find_pairable_tags(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[FolderTags, set[FolderTags]]:
     """Return the words of the labels that pictures may have, by the words of the pictures.
 
     Labels with the words of the pictures are theirs. If there are none, pictures may have all labels but those with the
     words of other pictures, and those with another number: label_images_semantic belongs to original_images, and
     labels_2020 not to images_2021.
     """
-    of_pictures, of_labels = set(map(folder_words, pictures)), set(map(folder_words, labels))
+    of_pictures, of_labels = set(map(find_tags, pictures)), set(map(find_tags, labels))
 
-    def allows(words: FolderWords, others: FolderWords) -> bool:
+    def allows(words: FolderTags, others: FolderTags) -> bool:
         numbers, other_numbers = ([word for word in of_path if word.isdecimal()] for of_path in (words, others))
         return others not in of_pictures and (not numbers or not other_numbers or numbers == other_numbers)
 

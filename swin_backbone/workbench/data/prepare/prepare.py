@@ -19,7 +19,7 @@ from typing import Optional, Union
 from filelock import FileLock, Timeout
 
 from ....outputs import mark_folder
-from .folder import DataFolder, summary_line
+from .folder import DataFolder, format_line
 from .index import IndexedSplit, write_index
 from .layouts import READERS, list_data, read_data
 
@@ -90,7 +90,7 @@ def prepare(
         name for name in listed.results if os.path.realpath(listed.root / name) != os.path.realpath(indices_folder)
     ]
     listed = listed._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
-    index_folder = indices_folder / _digest(listed, scope)
+    index_folder = indices_folder / _compute_digest(listed, scope)
     try:
         mark_folder(indices_folder)
     except OSError as error:
@@ -129,7 +129,7 @@ def _remove_oldest(indices_folder: Path) -> None:
                     del sizes[index_folder]
 
 
-def _digest(folder: DataFolder, scope: str) -> str:
+def _compute_digest(folder: DataFolder, scope: str) -> str:
     """Return a digest of the options, of names, sizes and times of all files, and of the readers."""
     digest = hashlib.sha256()
     options = scope, str(folder.root), str(folder.ann_root), folder.one_file, folder.names, folder.with_masks
@@ -154,7 +154,7 @@ def _build_index(index_folder: Path, scope: str, folder: DataFolder) -> Dataset:
     try:
         records = read_data(scope, folder)
         splits, lines = write_index(scope, folder, records, index_folder)
-        lines.append(summary_line('index', str(index_folder)))
+        lines.append(format_line('index', str(index_folder)))
         dataset = Dataset(scope, str(folder.root), tuple(records.classes), splits, tuple(lines))
         (index_folder / DATASET_FILE).write_text(json.dumps(asdict(dataset)), encoding='utf-8')
     except BaseException:

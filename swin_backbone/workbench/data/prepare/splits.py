@@ -10,7 +10,7 @@ from unicodedata import normalize
 from ....openmmlab.errors import DataError
 from ...configs.text_files import read_text
 from ..media import PICTURE_SUFFIXES
-from .folder import DataFolder, is_yolo, left_out_lines, summary_line
+from .folder import DataFolder, format_left_out, format_line, is_yolo
 from .records import Lists, SplitLists
 
 SPLIT_OF = {  # by the words of names
@@ -26,20 +26,20 @@ IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
 
 
-def words_of(name: str) -> list[str]:
+def list_words(name: str) -> list[str]:
     """Return the words of a name in lower case: `images_train2017` has images and train."""
     return re.findall(r'[a-z]+', name.lower())
 
 
-def split_of(path: Path) -> Optional[str]:
+def find_split(path: Path) -> Optional[str]:
     """Return 'train', 'val' or 'test' by the file's name or the last folder with such a word, or None."""
     parts = (path.stem, *reversed(path.parent.parts))
-    return next((SPLIT_OF[word] for part in parts for word in words_of(part) if word in SPLIT_OF), None)
+    return next((SPLIT_OF[word] for part in parts for word in list_words(part) if word in SPLIT_OF), None)
 
 
-def folder_split(path: Path) -> Optional[str]:
+def find_folder_split(path: Path) -> Optional[str]:
     """Return the split by the folders alone: a picture may be called train.jpg."""
-    return split_of(path.parent / '-')
+    return find_split(path.parent / '-')
 
 
 def assign_splits(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[list[Path], list[Path], list[Path]]:
@@ -81,11 +81,11 @@ def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
     for path, name in classes.items():
         by_class.setdefault(name, []).append(path)
     for pictures in by_class.values():
-        halves = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
-        train += halves[0]
-        val += halves[1]
+        of_train, of_val = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
+        train += of_train
+        val += of_val
     train, val = (train, val) if val else draw_split(train)
-    return dict(train=train, val=val), [summary_line('split', DRAWN)]
+    return dict(train=train, val=val), [format_line('split', DRAWN)]
 
 
 def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, list[str]]:
@@ -114,24 +114,24 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
         if 'train' not in listed_pictures:
             by_split['train'] = unlisted
         else:
-            lines += left_out_lines('pictures that no list names', unlisted)
-        lines.append(summary_line('split', f'by {source}'))
+            lines += format_left_out('pictures that no list names', unlisted)
+        lines.append(format_line('split', f'by {source}'))
     else:
         for picture in pictures:
-            by_split.setdefault(folder_split(picture), []).append(picture)
+            by_split.setdefault(find_folder_split(picture), []).append(picture)
     train, val, test = assign_splits(by_split)
-    is_overruled = names_same(train, val, source)
+    is_overruled = are_same_pictures(train, val, source)
     if is_overruled:
-        lines[-1] = summary_line('overruled', f'{source} {SAME}')
+        lines[-1] = format_line('overruled', f'{source} {SAME}')
     if is_overruled or not val:
         train, val = draw_split(train)
-        lines.append(summary_line('split', DRAWN))
+        lines.append(format_line('split', DRAWN))
     if set(test) == set(val):  # as in a data.yaml with the same folder twice
         test = []
     return dict(train=train, val=val, **(dict(test=test) if test else {})), lines
 
 
-def names_same(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:
+def are_same_pictures(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:
     """Return whether the pictures for training and for validation are the same.
 
     Raises:

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ....sizes import Size
-from ...configs.data_parts import tested_dataset
+from ...configs.data_parts import find_tested_dataset
 from ..graph import BackboneMaps, Graph, Port, example_size, export_refusal
 from ..picture import Normalise, Padding, content_size, picture_ports, picture_settings
 from .boxes import View
@@ -86,7 +86,7 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     """Return the graph of a whole detector. Arguments and errors: see `export_model`."""
     head: Any = head_of(model, texts)
     example = example_size(model.backbone, shape)
-    padding = Padding(tested_dataset(cfg).pipeline)
+    padding = Padding(find_tested_dataset(cfg).pipeline)
     example = padding.example_size or example
     module = Detector(model, head, padding).eval()
     outputs = [

@@ -15,7 +15,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
 from ....sizes import Size
-from ...configs.data_parts import tested_dataset
+from ...configs.data_parts import find_tested_dataset
 from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, export_refusal
 from ..picture import Normalise, Padding, crop, picture_ports, picture_settings
 from .layers import copy_for_graph
@@ -77,7 +77,7 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
             'exported whole: use --part neck or backbone'
         )
     example = example_size(model.backbone, shape)
-    padding = Padding(tested_dataset(cfg).pipeline)
+    padding = Padding(find_tested_dataset(cfg).pipeline)
     example = padding.example_size or example
     module = Segmentor(model, padding).eval()
     # K-Net counts the images of a batch in Python

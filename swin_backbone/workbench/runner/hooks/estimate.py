@@ -28,14 +28,14 @@ class EstimateHook(Hook):
         if self._done == STEPS:
             seconds = (time.monotonic() - self._start) / (STEPS - 1)
             remaining = timedelta(seconds=round(seconds * (runner.max_iters - runner.iter - 1)))
-            memory = f', {peak / GIB:.1f} GiB of memory at the peak' if (peak := peak_memory()) else ''
+            memory = f', {peak / GIB:.1f} GiB of memory at the peak' if (peak := measure_peak_memory()) else ''
             runner.logger.info(
                 f'{STEPS} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {remaining}, and '
                 'validations come on top'
             )
 
 
-def peak_memory() -> int:
+def measure_peak_memory() -> int:
     """Return the largest memory of the process in bytes: of the GPU with one, else of the CPU; 0 if it is unknown."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()

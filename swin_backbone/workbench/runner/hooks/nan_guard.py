@@ -70,7 +70,7 @@ class NonFiniteGuardHook(Hook):
 
         @wraps(step)  # keeps the attribute that schedules put on `step`
         def step_if_finite(**kwargs: Any) -> None:
-            loss_is_finite, gradient_is_finite = _all_ranks_true(self.loss_flags, _flags_of_gradients(wrapper))
+            loss_is_finite, gradient_is_finite = _agree(self.loss_flags, _check_gradients(wrapper))
             self.loss_flags.clear()
             if loss_is_finite and gradient_is_finite:
                 self.skipped_in_a_row = 0
@@ -97,7 +97,7 @@ class NonFiniteGuardHook(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
         if self.wrapper is not None and not self.batches:
-            self.buffers = [(buffer, buffer.clone()) for buffer in _saved_buffers(runner.model)]
+            self.buffers = [(buffer, buffer.clone()) for buffer in _iter_saved_buffers(runner.model)]
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None, outputs: Optional[dict[str, Any]] = None
@@ -106,7 +106,7 @@ class NonFiniteGuardHook(Hook):
             return
         tensors = {name: torch.as_tensor(value).detach() for name, value in (outputs or {}).items()}
         numbers = {name: value for name, value in tensors.items() if value.numel() == 1}
-        self.batches.append(SteppedBatch(numbers, list(_names_of_images(data_batch))))
+        self.batches.append(SteppedBatch(numbers, list(_iter_image_names(data_batch))))
         if not self.wrapper.should_update():
             return
         batches, problem = self.batches, self.problem
@@ -122,18 +122,18 @@ class NonFiniteGuardHook(Hook):
         )
         if self.skipped_in_a_row >= self.max_in_a_row:
             # Late: checkpoint_hook imports mmcv, whose import imports this file.
-            from ...resume.checkpoint_hook import find_checkpoint_hook, last_checkpoint_message
+            from ...resume.checkpoint_hook import describe_last_checkpoint, find_checkpoint_hook
 
             hook = find_checkpoint_hook(runner)
             if hook is not None:
                 hook.save_now(runner, runner.iter + 1)
             raise TrainingStopped(
                 f'training stops at iteration {runner.iter + 1}, after {self.skipped_in_a_row} skipped steps in a row. '
-                f'{what} {last_checkpoint_message(hook)}'
+                f'{what} {describe_last_checkpoint(hook)}'
             )
 
 
-def _all_ranks_true(*lists: list[Tensor]) -> list[bool]:
+def _agree(*lists: list[Tensor]) -> list[bool]:
     """Return for each list whether all its flags are true on all ranks. A call waits once for the device."""
     device = next((flag.device for flags in lists for flag in flags), None)
     true = torch.ones((), dtype=torch.int32, device=device)
@@ -142,7 +142,7 @@ def _all_ranks_true(*lists: list[Tensor]) -> list[bool]:
     return agreed.bool().tolist()
 
 
-def _flags_of_gradients(wrapper: OptimWrapper) -> list[Tensor]:
+def _check_gradients(wrapper: OptimWrapper) -> list[Tensor]:
     """Return whether the norm of all gradients is finite, as one flag; without gradients, no flag."""
     gradients = [
         parameter.grad
@@ -156,7 +156,7 @@ def _flags_of_gradients(wrapper: OptimWrapper) -> list[Tensor]:
     return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
+def _iter_saved_buffers(model: nn.Module) -> Iterator[Tensor]:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -184,14 +184,14 @@ def _describe(problem: str, batches: list[SteppedBatch]) -> str:
     return ' '.join(sentences)
 
 
-def _names_of_images(batch: Any) -> Iterator[str]:
+def _iter_image_names(batch: Any) -> Iterator[str]:
     if isinstance(batch, BaseDataElement):
         name = batch.get('img_path') or batch.get('img_id')
         if name is not None:
             yield str(name)
     elif isinstance(batch, dict):
         for value in batch.values():
-            yield from _names_of_images(value)
+            yield from _iter_image_names(value)
     elif isinstance(batch, (list, tuple)):
         for value in batch:
-            yield from _names_of_images(value)
+            yield from _iter_image_names(value)

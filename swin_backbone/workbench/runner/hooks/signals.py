@@ -16,7 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 
 from ....openmmlab.errors import TrainingStopped
-from ...resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
+from ...resume.checkpoint_hook import WholeCheckpointHook, describe_last_checkpoint, find_checkpoint_hook
 
 # EX_TEMPFAIL of sysexits.h: "temporary failure, try again". Shells, Python, torchrun and signals use other values, and
 # a scheduler can requeue by this value.
@@ -123,7 +123,7 @@ class SignalHook(Hook):
             barrier()  # a launcher ends the saving rank after the exit of another rank
         if action == STOP:
             self._stop(runner, hook, iteration)
-        runner.logger.info(f'SIGUSR1: {last_checkpoint_message(hook)}')
+        runner.logger.info(f'SIGUSR1: {describe_last_checkpoint(hook)}')
 
     def _agree(self, action: int, iteration: int) -> int:
         """Return the largest action of all ranks, and plan the next agreement by the speed of the slowest rank."""
@@ -143,7 +143,7 @@ class SignalHook(Hook):
             raise StoppedBySignal(message, 128 + signal.SIGTERM)
         message = (
             f'{self.stop_reason}: training stops after iteration {iteration} (exit code {RESUMABLE}). '
-            f'{last_checkpoint_message(hook)}'
+            f'{describe_last_checkpoint(hook)}'
         )
         runner.logger.info(message)
         raise StoppedBySignal(message, RESUMABLE)

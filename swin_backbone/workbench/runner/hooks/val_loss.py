@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from ....openmmlab.config_parts import parts_of, type_name, walk
 from ....openmmlab.errors import ConfigError, TrainingStopped, sentence_of
-from ...configs.data_parts import dataset_configs
-from ...data.datasets import base_datasets
+from ...configs.data_parts import list_dataset_configs
+from ...data.datasets import iter_base_datasets
 from ...data.seeds import LOSS, preserve_rng_state, seed_rng
 from ...pictures.curves import VAL_ITER
 from .validation import collect_error, raise_together
@@ -53,11 +53,11 @@ class ValLossHook(Hook):
             raise ConfigError('--val-loss needs val_dataloader, and the config has none')
         loader = runner.val_dataloader
         dataset = copy.deepcopy(loader.dataset)
-        for base, (where, cfg) in zip(base_datasets(dataset), dataset_configs(runner.cfg, 'val')):
+        for base, (where, cfg) in zip(iter_base_datasets(dataset), list_dataset_configs(runner.cfg, 'val')):
             if not cfg.get('pipeline'):
                 self._give_up(runner, f'{where} has no pipeline in the config')
                 return
-            base.pipeline = Compose(loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
+            base.pipeline = Compose(make_loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
             base.guard.install(base)
         is_mmseg = runner.cfg.get('default_scope') == 'mmseg'
         batch = 1 if is_mmseg else runner.cfg.train_dataloader.get('batch_size', 1)
@@ -114,7 +114,7 @@ class ValLossHook(Hook):
         sums: Counter[str] = Counter()
         batches, left = iter(self.loader or ()), self.num_pictures
         with collect_error(errors):
-            model = _model_of_losses(runner.model)
+            model = _copy_for_losses(runner.model)
         for _ in range(len(self.loader or ())):
             with collect_error(errors):
                 data = model.data_preprocessor(next(batches), True)
@@ -141,7 +141,7 @@ class ValLossHook(Hook):
             ) from error
 
 
-def _model_of_losses(model: Any) -> Any:
+def _copy_for_losses(model: Any) -> Any:
     """Return a copy of a model that shares its parameters: see `ValLossHook`."""
     model = model.module if is_model_wrapper(model) else model
     held = [value for part in model.modules() for _, value in walk(vars(part)) if isinstance(value, torch.Tensor)]
@@ -153,7 +153,7 @@ def _model_of_losses(model: Any) -> Any:
     return model
 
 
-def loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, Any]]:
+def make_loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, Any]]:
     """Return the pipeline of a validation with the labels of a training.
 
     Toolboxes load labels for validation after Resize, in the size of the file. Here they are loaded before, as in

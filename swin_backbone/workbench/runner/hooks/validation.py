@@ -72,7 +72,7 @@ class MetricNamesHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """See `Hook`. Raises ConfigError for a metric that the validation does not have."""
-        named = list(_named_metrics(runner))
+        named = list(_iter_named_metrics(runner))
         if not named or type(runner.val_loop) is not ValLoop or any(map(_may_add_metrics, runner.hooks)):
             return
         runner.logger.info(f'A validation of one picture looks for the metric {named[0][1]}:')
@@ -95,7 +95,7 @@ def _may_add_metrics(hook: Hook) -> bool:
     return kind.after_val_epoch is not Hook.after_val_epoch and not is_known
 
 
-def _named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
+def _iter_named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
     """Yield settings and the metrics that they name."""
     for hook in runner.hooks:
         if isinstance(hook, CheckpointHook):
@@ -110,10 +110,10 @@ def _named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
 
 def _trial_metrics(runner: Runner) -> dict[str, float]:
     loader, evaluator = runner.val_loop.dataloader, copy.copy(runner.val_loop.evaluator)
-    evaluator.metrics = [_copy_of(metric) for metric in evaluator.metrics]
+    evaluator.metrics = [_copy_metric(metric) for metric in evaluator.metrics]
     errors: list[str] = []
     for metric in evaluator.metrics:
-        metric.compute_metrics = partial(_metrics_or_none, metric.compute_metrics, errors)
+        metric.compute_metrics = partial(_compute_or_none, metric.compute_metrics, errors)
     runner.model.eval()
     with preserve_rng_state(), torch.no_grad():
         with collect_error(errors):
@@ -148,14 +148,14 @@ def raise_together(errors: list[str], group: Any = None) -> None:
         raise ValueError(sentences[0])
 
 
-def _metrics_or_none(compute_metrics: Callable[[Any], dict[str, Any]], errors: list[str], results: Any) -> Any:
+def _compute_or_none(compute_metrics: Callable[[Any], dict[str, Any]], errors: list[str], results: Any) -> Any:
     """Return the metrics, or none after an error: the first process computes, and all others wait for it."""
     with collect_error(errors):
         return compute_metrics(results)
     return {}
 
 
-def _copy_of(metric: Any) -> Any:
+def _copy_metric(metric: Any) -> Any:
     """Return a copy of a metric with lists and dicts of its own, and the same COCO annotations."""
     copied = copy.copy(metric)
     for name, value in vars(metric).items():

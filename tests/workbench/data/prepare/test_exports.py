@@ -11,7 +11,7 @@ from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, lab
 from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.workbench.data.annotations import check_annotations
+from swin_backbone.workbench.data.annotations import scan_annotation_file
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
 
@@ -41,7 +41,7 @@ def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
     assert cfg.val_evaluator.ann_file == cfg.val_dataloader.dataset.ann_file
     seen = {}
     for phase in ('train', 'val'):
-        check = check_annotations(cfg[f'{phase}_dataloader'].dataset.ann_file, 'COCO', kind == 'via_coco')
+        check = scan_annotation_file(cfg[f'{phase}_dataloader'].dataset.ann_file, 'COCO', kind == 'via_coco')
         assert not any(map(len, (check.errors, check.masks, check.in_evaluation, check.warnings)))
         data = read(cfg, phase)
         assert f'{len(data["images"])} pictures' in report

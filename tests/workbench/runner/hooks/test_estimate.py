@@ -9,7 +9,7 @@ from swin_backbone.workbench.runner.hooks.estimate import EstimateHook
 def lines_of(monkeypatch, steps, total, peak=3 * 2**30):
     lines = []
     monkeypatch.setattr(estimate.time, 'monotonic', lambda: float(runner.iter * 2))
-    monkeypatch.setattr(estimate, 'peak_memory', lambda: peak)
+    monkeypatch.setattr(estimate, 'measure_peak_memory', lambda: peak)
     runner = SimpleNamespace(iter=0, max_iters=total, logger=SimpleNamespace(info=lines.append))
     hook = EstimateHook()
     hook.before_train(runner)
@@ -28,4 +28,4 @@ def test_one_line_after_ten_steps(monkeypatch):
 
 
 def test_the_memory_of_this_process_is_known():
-    assert estimate.peak_memory() > 2**20
+    assert estimate.measure_peak_memory() > 2**20

@@ -27,7 +27,7 @@ from swin_backbone.workbench.data.seeds import LOSS, seed_rng
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
 from swin_backbone.workbench.runner.hooks import validation
-from swin_backbone.workbench.runner.hooks.val_loss import ValLossHook, loss_pipeline
+from swin_backbone.workbench.runner.hooks.val_loss import ValLossHook, make_loss_pipeline
 
 HOOKS.register_module(module=ValLossHook, force=True)  # for configs of toy trainings
 
@@ -292,7 +292,7 @@ def test_labels_are_loaded_before_the_picture_is_resized():
     inner = dict(type='CocoDataset', pipeline=loading)
     train = dict(type='MultiImageMixDataset', dataset=inner, pipeline=[dict(type='Mosaic'), packs])
     for node in (train, dict(type='ConcatDataset', datasets=[train, copy.deepcopy(train)])):
-        assert loss_pipeline([load, resize, boxes, pack], ConfigDict(node)) == [load, loading[1], resize, packs]
+        assert make_loss_pipeline([load, resize, boxes, pack], ConfigDict(node)) == [load, loading[1], resize, packs]
     classes = dict(type='ImageNet', pipeline=[load, dict(type='RandomFlip'), dict(type='PackInputs')])
     val = [load, dict(type='ResizeEdge'), dict(type='CenterCrop'), dict(type='PackInputs')]
-    assert loss_pipeline(val, classes) == val
+    assert make_loss_pipeline(val, classes) == val

@@ -7,21 +7,21 @@ from typing import Any, Optional
 from urllib.parse import unquote
 
 from .....openmmlab.errors import DataError, Faults
-from ...annotations import check_annotations, look_through, read_annotations
-from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, left_out_lines, list_folders, require_distinct, summary_line
+from ...annotations import read_annotations, scan_annotation_file, scan_annotations
+from ...media import SKIP_HINT, read_picture_size
+from ..folder import UNREADABLE, DataFolder, format_left_out, format_line, list_folders, require_distinct
 from ..pairs import is_label, without_labels
 from ..records import UNSPLIT, Image, Records, SplitLists
 from ..splits import (
     SAME,
     SPLITS,
+    are_same_pictures,
     assign_splits,
-    folder_split,
+    find_folder_split,
+    find_split,
     index_tails,
     match_name,
-    names_same,
     read_split_lists,
-    split_of,
 )
 
 UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
@@ -33,19 +33,19 @@ AnnotationFile = tuple[Path, dict[str, Any], bool]  # path, content, and whether
 
 def read(folder: DataFolder) -> Optional[Records]:
     """Read annotation files in COCO's format."""
-    files, lines = _annotation_files(folder)
+    files, lines = _find_annotation_files(folder)
     if not files:
         return None
     paths, folders_of = [path for path, *_ in files.values()], dict[Path, list[str]]()
     for path, data, has_mark in files.values():
-        annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
-        lines += [summary_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
+        annotated = scan_annotation_file(path, 'COCO', folder.with_masks, (data, has_mark))
+        lines += [format_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
         _repair(data)
         if annotated.errors:  # of which some are repaired
-            repaired = look_through(data, False, 'COCO', folder.with_masks)
+            repaired = scan_annotations(data, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        folders_of[path] = _picture_folders(folder, path, data)
+        folders_of[path] = _find_picture_folders(folder, path, data)
     contents = {split: data for split, (_, data, _) in files.items()}
     stated_paths = {
         Path(*folders_of[path][:1], image['file_name']) for path, data, _ in files.values() for image in data['images']
@@ -57,17 +57,17 @@ def read(folder: DataFolder) -> Optional[Records]:
     names = [str(category['name']) for category in contents['train']['categories']]
     require_distinct(names, paths[0])
     strays = Faults()
-    parts = {split: _images_of(data, strays) for split, data in contents.items()}
+    parts = {split: _group_images(data, strays) for split, data in contents.items()}
     categories = {split: data['categories'] for split, data in contents.items()}
-    lines += [summary_line('left out', sentence) for sentence in strays.sentences()]
+    lines += [format_line('left out', sentence) for sentence in strays.sentences()]
     listed = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
-    if 'val' in parts and names_same(parts['train'], parts['val'], source):
+    if 'val' in parts and are_same_pictures(parts['train'], parts['val'], source):
         del parts['val']
-        lines.append(summary_line('overruled', f'{source} {SAME}'))
+        lines.append(format_line('overruled', f'{source} {SAME}'))
     folders = {picture.parent for picture in listed}
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
-    lines += left_out_lines('pictures without an entry in these annotation files', unnamed)
+    lines += format_left_out('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
     if 'val' not in parts:
         parts[UNSPLIT], categories[UNSPLIT] = parts.pop('train'), categories.pop('train')
@@ -75,7 +75,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     return Records('COCO JSON', names, parts, lists, lines, categories)
 
 
-def _images_of(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
+def _group_images(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
     """Return the images of a file with their objects, by the paths of the pictures.
 
     Args:
@@ -93,12 +93,12 @@ def _images_of(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
     return pictures
 
 
-def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], list[str]]:
+def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], list[str]]:
     """Return the annotation file of each split, and lines of the summary.
 
     A single file is that of 'train', to split later. Without a file in COCO's format, there is no split.
     """
-    candidates = sorted(folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, path))
+    candidates = sorted(folder.with_suffix('.json'), key=lambda path: (find_split(Path(path.name)) is None, path))
     if folder.one_file is not None:
         name = folder.one_file.name.replace('train', 'val', 1)
         others = [path for path in candidates if path.name == name != folder.one_file.name]
@@ -110,23 +110,23 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
     lines: list[str] = []
     instance_files = [path for path in candidates if 'instances' in path.stem]
     for path in (instance_files or candidates)[:MAX_JSONS]:
-        split = split_of(path.relative_to(folder.ann_root))
+        split = find_split(path.relative_to(folder.ann_root))
         try:
             contents[path] = read_annotations(path, 'COCO')
         except DataError as error:
             errors.setdefault(split, error)
         else:
-            annotated = check_annotations(path, 'COCO', folder.with_masks, contents[path])
+            annotated = scan_annotation_file(path, 'COCO', folder.with_masks, contents[path])
             if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
             elif split:
-                lines.append(summary_line('warning', f'{path} has no pictures: it is no file for {split}'))
+                lines.append(format_line('warning', f'{path} has no pictures: it is no file for {split}'))
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
     for path in by_split.get('test', ()):
         if not contents[path][0]['annotations']:  # as COCO's own files of test pictures
-            lines.append(summary_line('left out', f'{path}, a test without objects'))
+            lines.append(format_line('left out', f'{path}, a test without objects'))
             by_split['test'] = [other for other in by_split['test'] if other != path]
     train, val, test = assign_splits(by_split)
     for phase, paths in (('training', train), ('validation', val), ('the test', test)):
@@ -148,7 +148,7 @@ def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
         picture = match_name(unquote(str(image.get('file_name'))), tails)
         try:
             if picture:
-                image['height'], image['width'] = picture_size(folder.root / picture)
+                image['height'], image['width'] = read_picture_size(folder.root / picture)
         except OSError as error:
             if not folder.skip_unreadable:
                 raise DataError(f'{error}{SKIP_HINT}') from error
@@ -200,7 +200,7 @@ def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(value, (int, float)) for value in values)
 
 
-def _picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
+def _find_picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
     """Return the folder, relative to the root, of the pictures of an annotation file, and others that fit as well.
 
     A folder of the file's split comes before one with more pictures of these names. Empty if no folder has any.
@@ -208,11 +208,11 @@ def _picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> li
     names = [image['file_name'] for image in data['images']]
     names = names[:: max(1, len(names) // SAMPLE)]
     parents = {parent for picture in folder.pictures for parent in picture.parents}
-    split = split_of(Path(path.name)) or split_of(path.relative_to(folder.ann_root))
+    split = find_split(Path(path.name)) or find_split(path.relative_to(folder.ann_root))
     ranks: dict[Path, tuple[bool, bool, bool, int, bool]] = {}
     for parent in sorted(parents, key=lambda parent: (len(parent.parts), parent)):
         number = sum((folder.root / parent / name).is_file() for name in names)
-        is_of_split, is_of_labels = folder_split(parent / '-') == split, is_label(parent / names[0])
+        is_of_split, is_of_labels = find_folder_split(parent / '-') == split, is_label(parent / names[0])
         ranks[parent] = number > 0, not is_of_labels, is_of_split, number, folder.root / parent == path.parent
     best = max(ranks.values())
     return [parent.as_posix() for parent, fit in ranks.items() if fit == best] if best[0] else []
@@ -226,14 +226,14 @@ def _find_pictures(
     Label Studio writes addresses and paths of its server, and Windows's separators; other programs leave out folders.
 
     Args:
-        folders: of the pictures: see `_picture_folders`.
+        folders: of the pictures: see `_find_picture_folders`.
         existing: pictures that an annotation file of the data has by their paths. They are not found by other names:
             a missing val/a.jpg is not train/a.jpg.
     """
     lines: list[str] = []
     if len(folders) > 1:
         lines.append(
-            summary_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
+            format_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
         )
     paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
     pictures = without_labels(folder.pictures)
@@ -251,9 +251,9 @@ def _find_pictures(
     for image, name in zip(data['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
     if missing := sorted(name for name, picture in matches.items() if picture is None):
-        lines.append(summary_line('warning', f'{len(missing)} pictures of {path.name} are not there, as {missing[0]}'))
+        lines.append(format_line('warning', f'{len(missing)} pictures of {path.name} are not there, as {missing[0]}'))
     if by_name := sorted(picture for picture in matches.values() if picture):
-        lines.append(summary_line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
+        lines.append(format_line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
     return lines
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from .....openmmlab.errors import DataError, Faults
-from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, summary_line
+from ...media import SKIP_HINT, read_picture_size
+from ..folder import UNREADABLE, DataFolder, format_line
 from ..records import UNSPLIT, Image, Records, SplitLists
-from .shapes import Box, area_of
+from .shapes import Box, compute_area
 
 Source = TypeVar('Source')  # of the objects of a picture: a file, or an element of a file
 NO_AREA = 'objects without an area inside of their picture'
@@ -53,7 +53,7 @@ def convert_objects(
     owners: dict[str, str] = {}  # a file of each class
     for picture, file in files.items():
         try:
-            size = picture_size(folder.root / picture)
+            size = read_picture_size(folder.root / picture)
         except OSError as error:
             if not folder.skip_unreadable:
                 raise DataError(f'{error}{SKIP_HINT}') from error
@@ -73,10 +73,10 @@ def convert_objects(
         raise DataError('. '.join([f'none of the files in {folder.ann_root} has an object', *reasons]))
     if unknown := owners.keys() - {*names}:
         raise DataError(f'{owners[min(unknown)]} has the class {min(unknown)!r}, which is none of {names}')
-    return Records(layout, names, {UNSPLIT: pictures}, lists, [summary_line('left out', reason) for reason in reasons])
+    return Records(layout, names, {UNSPLIT: pictures}, lists, [format_line('left out', reason) for reason in reasons])
 
 
-def stated_size(height: Any, width: Any) -> Optional[tuple[int, int]]:
+def parse_size(height: Any, width: Any) -> Optional[tuple[int, int]]:
     """Return the size that a file of annotations states for its picture; None without two whole numbers above 0."""
     texts = [str(side).strip() for side in (height, width)]
     return (int(texts[0]), int(texts[1])) if all(text.isdecimal() and int(text) for text in texts) else None
@@ -89,7 +89,7 @@ def _to_coco(box: Box, size: tuple[int, int], own_id: str) -> dict[str, Any]:
         own_id=own_id,
         category=box.category,
         bbox=list(box.bbox),
-        area=area_of(box, size),
+        area=compute_area(box, size),
         iscrowd=int(box.is_ignored),
         **mask,
     )

@@ -12,12 +12,12 @@ import numpy as np
 
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ..folder import DataFolder, left_out_lines, summary_line
+from ..folder import DataFolder, format_left_out, format_line
 from ..pairs import without_labels
 from ..records import Lists, Records, SplitLists
-from ..splits import index_tails, match_name, read_split_lists, split_of
-from .convert import Part, convert_objects, stated_size
-from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
+from ..splits import find_split, index_tails, match_name, read_split_lists
+from .convert import Part, convert_objects, parse_size
+from .shapes import Box, ellipse, find_corners, join_groups, make_bitmap_box, make_box
 from .voc import parse_xml
 
 ROOT = r'<annotations[\s>]'
@@ -32,7 +32,7 @@ WITH_AREA = ('any', 'rectangle', *ELEMENT_FORMS)  # types of labels
 
 def read(folder: DataFolder) -> Records:
     """Read XML files with an element for each picture. Subsets called Train and Validation are the split."""
-    files = folder.holding('.xml', ROOT)
+    files = folder.find_matching('.xml', ROOT)
     pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
     parts: dict[Path, Optional[Part]] = {}
@@ -56,9 +56,9 @@ def read(folder: DataFolder) -> Records:
             if other := parts.get(picture):
                 raise DataError(f'{other} and {part} are of the same picture {picture}')
             parts[picture] = part
-            if split := split_of(Path(subset)):
+            if split := find_split(Path(subset)):
                 lists.setdefault(split, []).append(picture)
-    numbered, source = folder.class_names()
+    numbered, source = folder.read_class_names()
     faults = Faults()
     records = convert_objects(
         folder, 'CVAT for images', parts,
@@ -66,8 +66,8 @@ def read(folder: DataFolder) -> Records:
         lambda part, size: read_cvat(part, size, faults),
         lambda used: list(numbered.values() if numbered else names) or sorted(used), faults,
     )  # fmt: skip
-    records.lines.extend(left_out_lines('pictures without an entry', {*pictures} - parts.keys()))
-    records.lines.append(summary_line('', f'from {source or "the labels of the XML"}'))
+    records.lines.extend(format_left_out('pictures without an entry', {*pictures} - parts.keys()))
+    records.lines.append(format_line('', f'from {source or "the labels of the XML"}'))
     return records
 
 
@@ -81,7 +81,7 @@ def read_cvat(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tuple[
     Raises:
         DataError: with file, picture and element.
     """
-    size = stated_size(part.content.get('height'), part.content.get('width')) or size
+    size = parse_size(part.content.get('height'), part.content.get('width')) or size
     boxes = []
     for index, shape in enumerate(part.content):
         key = f'{part}: {shape.tag} {index}'
@@ -106,15 +106,15 @@ def _read_shape(shape: Element, name: str, size: tuple[int, int]) -> Box:
 
     if shape.tag == 'polygon':
         points: Any = [[float(number) for number in pair.split(',')] for pair in shape.attrib['points'].split(';')]
-        return box_around(name, points, size)
+        return make_box(name, points, size)
     if shape.tag == 'mask':
         x, y, width, height = map(int, numbers('left', 'top', 'width', 'height'))
         runs = [int(run) for run in shape.attrib['rle'].split(',')]
         bitmap = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
-        return box_of_bitmap(name, bitmap, x, y, size)
+        return make_bitmap_box(name, bitmap, x, y, size)
     turn = float(shape.get('rotation', 0))
     if shape.tag == 'ellipse':
         *middle, radius_x, radius_y = numbers('cx', 'cy', 'rx', 'ry')
-        return box_around(name, ellipse(middle, (radius_x, radius_y), turn), size)
+        return make_box(name, ellipse(middle, (radius_x, radius_y), turn), size)
     left, top, right, bottom = numbers('xtl', 'ytl', 'xbr', 'ybr')
-    return box_around(name, corners_of(left, top, right, bottom, turn), size, is_rectangle=True)
+    return make_box(name, find_corners(left, top, right, bottom, turn), size, is_rectangle=True)

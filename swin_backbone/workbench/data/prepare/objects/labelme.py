@@ -18,12 +18,12 @@ import numpy as np
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.text_files import read_text
-from ..folder import DataFolder, left_out_lines, summary_line
-from ..pairs import FolderWords, folder_words, pairable_words, without_labels
+from ..folder import LABELME_MARKS, DataFolder, format_left_out, format_line
+from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
-from .convert import Part, convert_objects, stated_size
-from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
+from .convert import Part, convert_objects, parse_size
+from .shapes import Box, ellipse, find_corners, join_groups, make_bitmap_box, make_box
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
 SHAPE_FORMS = dict(
@@ -32,36 +32,35 @@ SHAPE_FORMS = dict(
     circle='the centre and a point of the edge',
     mask='its corners in the picture, and a PNG of this size in base64',
 )
-NO_CLASSES = ('__ignore__', '_background_')  # begin the labels.txt of labelme's examples
 
 
 def read(folder: DataFolder) -> Records:
     """Read a JSON file for each picture, with `imagePath` or the name of the picture."""
-    files = folder.holding('.json', SHAPES)
+    files = folder.find_matching('.json', SHAPES)
     pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
-    pairable = pairable_words(pictures, (file.relative_to(folder.ann_root) for file in files))
+    pairable = find_pairable_tags(pictures, (file.relative_to(folder.ann_root) for file in files))
     parts: dict[Path, Optional[Part]] = {}
     for file in files:
         data = _parse(file)
-        picture = _picture_of(file, data, tails, pairable, folder)
+        picture = _find_picture(file, data, tails, pairable, folder)
         if other := parts.get(picture):
             raise DataError(f'{other} and {file} are of the same picture {picture}: see their imagePath')
         parts[picture] = Part(str(file), {name: value for name, value in data.items() if name != 'imageData'})
-    numbered, source = folder.class_names()
+    numbered, source = folder.read_class_names()
     faults = Faults()
 
     def classes(used: set[str]) -> list[str]:
-        return [name for name in (numbered or {}).values() if name in used or name not in NO_CLASSES] or sorted(used)
+        return [name for name in (numbered or {}).values() if name in used or name not in LABELME_MARKS] or sorted(used)
 
     lists = read_split_lists(folder, pictures)
     records = convert_objects(
         folder, 'labelme JSON', parts, lists, lambda part, size: read_labelme(part, size, faults), classes, faults
     )
-    records.lines.extend(left_out_lines('pictures without a JSON file', {*pictures} - parts.keys()))
-    records.lines.extend(left_out_lines('other JSON files', {*folder.with_suffix('.json')} - {*files}))
+    records.lines.extend(format_left_out('pictures without a JSON file', {*pictures} - parts.keys()))
+    records.lines.extend(format_left_out('other JSON files', {*folder.with_suffix('.json')} - {*files}))
     source = f'from {source}' if numbered else 'in the order of the alphabet: there is no classes.txt'
-    records.lines.append(summary_line('', source))
+    records.lines.append(format_line('', source))
     return records
 
 
@@ -77,18 +76,18 @@ def _parse(file: Path) -> dict[str, Any]:
     return data
 
 
-def _picture_of(
+def _find_picture(
     file: Path,
     data: Mapping[str, Any],
     tails: Mapping[str, list[Path]],
-    pairable: Mapping[FolderWords, set[FolderWords]],
+    pairable: Mapping[FolderTags, set[FolderTags]],
     folder: DataFolder,
 ) -> Path:
     """Return the picture of `imagePath`, which is relative to the file, or else of the file's name."""
     relative, path = file.relative_to(folder.ann_root), str(data.get('imagePath') or '').replace('\\', '/')
     whole_path = os.path.normpath(relative.parent / path)
     picture = (match_name(whole_path, tails) if path else None) or match_name(str(relative.with_suffix('')), tails)
-    if picture is None or ('/' not in path and folder_words(relative) not in pairable[folder_words(picture)]):
+    if picture is None or ('/' not in path and find_tags(relative) not in pairable[find_tags(picture)]):
         hint = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
         raise DataError(
             f'{file}: imagePath is {path!r}, and below {folder.root} is no picture of this name, or several{hint}'
@@ -106,7 +105,7 @@ def read_labelme(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tup
     Raises:
         DataError: with file and key.
     """
-    size = stated_size(part.content.get('imageHeight'), part.content.get('imageWidth')) or size
+    size = parse_size(part.content.get('imageHeight'), part.content.get('imageWidth')) or size
     boxes = []
     for index, shape in enumerate(part.content['shapes']):
         key = f'{part}: shapes[{index}]'
@@ -138,9 +137,9 @@ def _read_shape(kind: str, name: str, shape: Mapping[str, Any], size: tuple[int,
         bitmap = cv2.imdecode(png, cv2.IMREAD_GRAYSCALE)
         if bitmap is None or bitmap.shape != (bottom - top + 1, right - left + 1):
             raise ValueError('a PNG of another size')
-        return box_of_bitmap(name, bitmap, left, top, size)
+        return make_bitmap_box(name, bitmap, left, top, size)
     if kind == 'circle':
         points = ellipse(points[0], [math.dist(*points)] * 2)
     if kind == 'rectangle' and len(points) > 1:  # two corners, or all four
-        points = corners_of(*np.min(points, 0), *np.max(points, 0))
-    return box_around(name, points, size, kind == 'rectangle')
+        points = find_corners(*np.min(points, 0), *np.max(points, 0))
+    return make_box(name, points, size, kind == 'rectangle')

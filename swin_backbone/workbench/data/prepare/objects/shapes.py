@@ -30,7 +30,7 @@ class Box(NamedTuple):
     is_ignored: bool = False
 
 
-def box_around(
+def make_box(
     category: str, points: ArrayLike, size: tuple[int, int], is_rectangle: bool = False, is_ignored: bool = False
 ) -> Box:
     """Return the object inside an outline, points (N, 2) in pixels, which is cut at the picture's edges.
@@ -78,19 +78,21 @@ def cut_outline(points: NDArray[Any], size: tuple[int, int]) -> tuple[NDArray[An
     if outline is points:
         return points, points
     closed = points.astype(np.float32)
-    outside = [corner for corner in corners_of(0, 0, width, height) if cv2.pointPolygonTest(closed, corner, False) < 0]
+    outside = [
+        corner for corner in find_corners(0, 0, width, height) if cv2.pointPolygonTest(closed, corner, False) < 0
+    ]
     on_join = [(outline == corner).all(1) for corner in outside]
     return outline, outline[~np.any(on_join, 0)] if on_join else outline
 
 
-def corners_of(left: float, top: float, right: float, bottom: float, degrees: float = 0) -> NDArray[Any]:
+def find_corners(left: float, top: float, right: float, bottom: float, degrees: float = 0) -> NDArray[Any]:
     """Return the corners of a box, (4, 2), turned clockwise around its centre."""
     corners: NDArray[Any] = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float)
     centre = corners.mean(0)
     return rotate(corners - centre, degrees) + centre if degrees else corners
 
 
-def box_of_bitmap(category: str, bitmap: NDArray[Any], left: int, top: int, size: tuple[int, int]) -> Box:
+def make_bitmap_box(category: str, bitmap: NDArray[Any], left: int, top: int, size: tuple[int, int]) -> Box:
     """Return an object by a bitmap (H, W) whose first pixel is at `left` and `top` of the picture.
 
     Raises:
@@ -109,7 +111,7 @@ def ellipse(centre: Sequence[float], radii: Sequence[float], degrees: float = 0)
     return outline
 
 
-def angle_of(attribute: Any) -> float:
+def parse_angle(attribute: Any) -> float:
     """Return an attribute called rotation in degrees. One without a finite number is the user's own, and becomes 0."""
     try:
         degrees = float(attribute)
@@ -153,7 +155,7 @@ def _as_json(rle: dict[str, Any]) -> dict[str, Any]:
     return dict(size=list(rle['size']), counts=rle['counts'].decode())
 
 
-def area_of(box: Box, size: tuple[int, int]) -> float:
+def compute_area(box: Box, size: tuple[int, int]) -> float:
     """Return the area of an object: its pixels, or what its outline encloses for a box and for less than a pixel."""
     if isinstance(box.mask, dict):
         return int(coco_mask.area(box.mask))

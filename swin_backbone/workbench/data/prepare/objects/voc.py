@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 from .....openmmlab.errors import DataError
 from ....configs.text_files import MAX_TEXT_BYTES, read_file
-from ..folder import DataFolder, left_out_lines, summary_line
-from ..pairs import FolderWords, folder_words, pairable_words, without_labels
+from ..folder import DataFolder, format_left_out, format_line
+from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
 from ..records import Records
-from ..splits import folder_split, read_split_lists
-from .convert import convert_objects, stated_size
-from .shapes import Box, angle_of, box_around, corners_of
+from ..splits import find_folder_split, read_split_lists
+from .convert import convert_objects, parse_size
+from .shapes import Box, find_corners, make_box, parse_angle
 
 
 def read(folder: DataFolder) -> Optional[Records]:
@@ -27,15 +27,15 @@ def read(folder: DataFolder) -> Optional[Records]:
     by_stem: dict[str, list[Path]] = {}
     for picture in pictures:
         by_stem.setdefault(picture.stem, []).append(picture)
-    pairable = pairable_words(pictures, (file.relative_to(folder.ann_root) for file in files))
+    pairable = find_pairable_tags(pictures, (file.relative_to(folder.ann_root) for file in files))
     by_picture: dict[Path, Optional[Path]] = {}
     for file in files:
-        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, pairable, folder)] = file
-    numbered, source = folder.class_names()
+        by_picture[_find_picture(file.relative_to(folder.ann_root), by_stem, pairable, folder)] = file
+    numbered, source = folder.read_class_names()
     if numbered:
         names = list(numbered.values())
     else:
-        names, source = list(folder.labelmap()), 'labelmap.txt'
+        names, source = list(folder.read_labelmap()), 'labelmap.txt'
     source = f'from {source}' if names else 'in the order of the alphabet: there is no classes.txt'
 
     def classes(used: set[str]) -> list[str]:
@@ -45,22 +45,22 @@ def read(folder: DataFolder) -> Optional[Records]:
 
     lists = read_split_lists(folder, pictures, 'Main')
     records = convert_objects(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
-    records.lines.extend(left_out_lines('pictures without an XML file', {*pictures} - by_picture.keys()))
-    records.lines.append(summary_line('', source))
+    records.lines.extend(format_left_out('pictures without an XML file', {*pictures} - by_picture.keys()))
+    records.lines.append(format_line('', source))
     return records
 
 
-def _picture_of(
+def _find_picture(
     file: Path,
     by_stem: dict[str, list[Path]],
-    pairable: dict[FolderWords, set[FolderWords]],
+    pairable: dict[FolderTags, set[FolderTags]],
     folder: DataFolder,
 ) -> Path:
     """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
     stated = parse_xml(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
     pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
-    pictures = [picture for picture in pictures if folder_words(file) in pairable[folder_words(picture)]]
-    pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
+    pictures = [picture for picture in pictures if find_tags(file) in pairable[find_tags(picture)]]
+    pictures = [picture for picture in pictures if find_folder_split(picture) == find_folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
     if len(pictures) != 1:
         count = f'{len(pictures)} pictures of its name: ' if pictures else 'no picture'
@@ -81,7 +81,7 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
         DataError: with the file, and the wrong object.
     """
     root = parse_xml(file)
-    size = stated_size(root.findtext('size/height'), root.findtext('size/width')) or size
+    size = parse_size(root.findtext('size/height'), root.findtext('size/width')) or size
     boxes = []
     for index, node in enumerate(root.iter('object')):
         name = (node.findtext('name') or '').strip()
@@ -102,10 +102,10 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
             attribute.findtext('name'): attribute.findtext('value')
             for attribute in node.iterfind('attributes/attribute')
         }
-        degrees = angle_of(attributes.get('rotation'))  # CVAT does not turn the box
-        outline = corners_of(left - 1, top - 1, right - 1, bottom - 1, degrees)
+        degrees = parse_angle(attributes.get('rotation'))  # CVAT does not turn the box
+        outline = find_corners(left - 1, top - 1, right - 1, bottom - 1, degrees)
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
-        boxes.append(box_around(name, outline, size, is_rectangle=True, is_ignored=is_difficult))
+        boxes.append(make_box(name, outline, size, is_rectangle=True, is_ignored=is_difficult))
     return size, boxes
 
 

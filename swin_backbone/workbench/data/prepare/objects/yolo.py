@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from .....openmmlab.errors import DataError
 from ....configs.text_files import read_text
-from ..folder import DataFolder, is_yolo, left_out_lines, numbers_of, require_distinct, summary_line
-from ..pairs import folder_words, is_label, pairable_words
+from ..folder import DataFolder, format_left_out, format_line, is_yolo, parse_numbers, require_distinct
+from ..pairs import find_pairable_tags, find_tags, is_label
 from ..records import Lists, Records, SplitLists
-from ..splits import index_tails, match_lines, read_split_lists, split_of
+from ..splits import find_split, index_tails, match_lines, read_split_lists
 from .convert import convert_objects
-from .shapes import Box, box_around, corners_of
+from .shapes import Box, find_corners, make_box
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
 MAX_YAML_BYTES = 2**20  # bytes
@@ -58,7 +58,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     unused = [file for file in sorted(beside - set(texts)) if is_yolo(read_text(file).splitlines())]
     names, source = settings.get('names'), ''
     if names is None:
-        numbered, source = folder.class_names(sorted(folders))
+        numbered, source = folder.read_class_names(sorted(folders))
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
     lists, of_yaml = _read_lists(folder, yaml_path, settings)
@@ -72,12 +72,12 @@ def read(folder: DataFolder) -> Optional[Records]:
     without = [picture for picture, file in files.items() if file is None]
     if without:
         records.lines.append(
-            summary_line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
+            format_line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
         )
     if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
-        records.lines.append(summary_line('not read', "the numbers behind an object: a score or a track's id"))
-    records.lines.extend(left_out_lines('text files without a picture', unused))
-    records.lines.extend(summary_line('', text) for text in (source, *of_yaml) if text)
+        records.lines.append(format_line('not read', "the numbers behind an object: a score or a track's id"))
+    records.lines.extend(format_left_out('text files without a picture', unused))
+    records.lines.extend(format_line('', text) for text in (source, *of_yaml) if text)
     return records
 
 
@@ -143,9 +143,9 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
         for text in texts.values():
             if text.stem in stems:
                 stems[text.stem].append(text.relative_to(folder.ann_root))
-        pairable = pairable_words(files, chain(*stems.values()))
+        pairable = find_pairable_tags(files, chain(*stems.values()))
         for picture in files:
-            several = [text for text in stems[picture.stem] if folder_words(text) in pairable[folder_words(picture)]]
+            several = [text for text in stems[picture.stem] if find_tags(text) in pairable[find_tags(picture)]]
             if len(several) == 1:
                 stems[picture.stem].remove(several[0])
                 files[picture] = folder.ann_root / several[0]
@@ -219,7 +219,7 @@ def _find_by_end(entry: str, split: str, folder: DataFolder) -> Optional[Path]:
         end = entry_parts[first:]
         fitting = [path for path, names in parts.items() if names[-len(end) :] == end]
         if fitting:
-            is_of_split = split_of(fitting[0].relative_to(root)) in (None, split)
+            is_of_split = find_split(fitting[0].relative_to(root)) in (None, split)
             return fitting[0] if len(fitting) == 1 and is_of_split else None
     return None
 
@@ -230,7 +230,7 @@ def _have_tracks(lines: Iterable[str]) -> bool:
     The last number of an outline is a share of the height: no whole number but 0 or 1. If there are no others, seven
     numbers whose first make a box in the picture are a box.
     """
-    rows = [values for text in lines if len(text.split()) % 2 and (values := numbers_of(text)) and len(values) >= 7]
+    rows = [values for text in lines if len(text.split()) % 2 and (values := parse_numbers(text)) and len(values) >= 7]
     if not rows or any(values[-1] % 1 for values in rows):
         return False
     if any(values[-1] > 1 for values in rows):
@@ -272,7 +272,7 @@ def read_yolo(
         words = text.split()
         if not words:
             continue
-        values = numbers_of(text)
+        values = parse_numbers(text)
         if has_tracks and values is not None and len(values) >= 7 and len(values) % 2:
             values = values[:-2]
         is_outline = not points and values is not None and len(values) >= 7 and len(values) % 2 == 1
@@ -287,7 +287,7 @@ def read_yolo(
         corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))
         if not is_outline:
             centre, half = corners[0], corners[1] / 2
-            corners = corners_of(*(centre - half), *(centre + half))
+            corners = find_corners(*(centre - half), *(centre + half))
         category = names[int(values[0])] if names else f'class {int(values[0])}'
-        boxes.append(box_around(category, corners * (width, height), size, not is_outline))
+        boxes.append(make_box(category, corners * (width, height), size, not is_outline))
     return boxes

@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
-from swin_backbone.workbench.data.prepare.objects.shapes import box_around, corners_of, join_groups
+from swin_backbone.workbench.data.prepare.objects.shapes import find_corners, join_groups, make_box
 
 HEIGHT, WIDTH = 60, 100
 BESIDE = [[-40, 30], [50, 10], [50, 50]]  # a triangle whose tip is left of the picture
@@ -135,7 +135,7 @@ def stars(rng):
 @pytest.mark.parametrize('seed', range(3))
 def test_an_outline_keeps_its_pixels_inside_of_the_picture(seed, record_fault):
     for points in stars(np.random.default_rng(seed)):
-        box, whole = box_around('nut', points, (HEIGHT, WIDTH)), draw(points)
+        box, whole = make_box('nut', points, (HEIGHT, WIDTH)), draw(points)
         around = np.ones((3, 3), np.uint8)
         at_edges = cv2.dilate(whole, around) != cv2.erode(whole, around)  # which pycocotools rounds
         assert ((drawn(box.mask) != whole) & ~at_edges).sum() <= 8  # pixels of slivers
@@ -153,7 +153,7 @@ def test_an_outline_keeps_its_pixels_inside_of_the_picture(seed, record_fault):
 def test_a_join_outside_of_a_corner_is_no_part_of_the_object():
     """A shape at the left edge, with a tail around the upper left corner."""
     points = [[20, 30], [20, 40], [-10, 40], [-10, -10], [30, -10], [30, -5], [-5, -5], [-5, 30]]
-    assert box_around('nut', points, (HEIGHT, WIDTH)).bbox == (0, 30, 20, 10)
+    assert make_box('nut', points, (HEIGHT, WIDTH)).bbox == (0, 30, 20, 10)
 
 
 @pytest.mark.parametrize('points', [
@@ -220,7 +220,7 @@ def test_shapes_of_a_group_are_one_object(kinds, tmp_path, record_fault):
 
 
 def test_parts_that_overlap_count_once():
-    parts = [box_around('nut', corners_of(10, 10, right, 30), (HEIGHT, WIDTH)) for right in (30, 40)]
+    parts = [make_box('nut', find_corners(10, 10, right, 30), (HEIGHT, WIDTH)) for right in (30, 40)]
     (joined,) = join_groups((1, part) for part in parts)
     assert drawn(joined.mask).sum() == 600
 
@@ -234,7 +234,7 @@ def test_a_rotated_box_is_the_same_in_every_format(degrees, config, tmp_path, re
         f'<value>{degrees}</value></attribute></attributes>'
     )
     left, top, right, bottom = BOX
-    corners = corners_of(*BOX, degrees)
+    corners = find_corners(*BOX, degrees)
     outlined = dict(segmentation=[np.ravel(POLYGON).tolist()], bbox=[30, 10, 50, 40])
     turned = dict(bbox=[left, top, right - left, bottom - top], attributes=dict(rotation=degrees), segmentation=[])
     forms = dict(
