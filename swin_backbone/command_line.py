@@ -9,14 +9,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import fill
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
-from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, import_package, refuse_options
+from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, import_package
 
 if TYPE_CHECKING:
     from swin_backbone.workbench.job import Job
@@ -174,14 +174,6 @@ class Parser(argparse.ArgumentParser):
         hints = [f'{option} in place of {word}' for word, option in meant.items() if option]
         super().error(message + (f'; did you mean {", ".join(hints)}?' if hints else ''))
 
-    def refuse(self, args: argparse.Namespace, names: Collection[str], reason: str) -> None:
-        """Exit with status 2 and the error of `refuse_options`."""
-        defaults = {action.dest: action.default for action in self._actions if action.dest in names}
-        try:
-            refuse_options(args, defaults, reason, defaults)
-        except ValueError as error:
-            self.error(str(error))
-
     def _find_similar_option(self, word: str) -> Optional[str]:
         """Return the option that other programs call `word`, or the option with the most similar name."""
         options = [name for name in self._option_string_actions if name.startswith('--')]
@@ -219,12 +211,8 @@ PREDICTOR_OPTIONS = (  # for `make_predictor`
 )
 
 
-def make_predictor(args: argparse.Namespace, batch: int = 1) -> Predictor:
+def make_predictor(args: argparse.Namespace) -> Predictor:
     """Return the predictor of a config and a checkpoint, or of an exported folder.
-
-    Args:
-        args: `config` is a config beside `weights`, or an exported folder.
-        batch: pictures at a time, of an exported folder.
 
     Raises:
         ValueError: for neither, and see `open_exported`, `make_job` and `open_predictor`.
@@ -233,7 +221,7 @@ def make_predictor(args: argparse.Namespace, batch: int = 1) -> Predictor:
     from swin_backbone.workbench.job import open_exported, open_predictor
 
     if is_exported(args.config):
-        return open_exported(args.config, read_options(args), batch)
+        return open_exported(args.config, read_options(args))
     if args.weights is None:
         raise ValueError(f'give CONFIG --weights CKPT, or DIR of tools/export.py, got {args.config}')
     return open_predictor(make_job(args), args.weights)

@@ -267,7 +267,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """The options that tools alone read. They follow those of a `Job` in every --help."""
+    """The options that tools alone read, which follow those of a `Job` in every --help."""
 
     score_thr: Any = _option(
         'leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for each '

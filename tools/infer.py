@@ -84,7 +84,7 @@ def main() -> int:
                 number, count = args.shard
                 inputs = inputs[number::count]
                 args.out_dir /= f'{number}-of-{count}'
-            predictor = make_predictor(args, args.batch_size)
+            predictor = make_predictor(args)
             results = ResultsWriter(
                 args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features
             )

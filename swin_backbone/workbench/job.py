@@ -216,12 +216,11 @@ def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:
     return predictor
 
 
-def open_exported(folder: str, options: Options, batch: int = 1) -> ExportedPredictor:
+def open_exported(folder: str, options: Options) -> ExportedPredictor:
     """Return the predictor of an exported folder.
 
     Args:
         options: `device` and `threads`: see `ExportedPredictor`. Default device: the CPU.
-        batch: see `ExportedPredictor`.
 
     Raises:
         ValueError: for an option of a checkpoint, as `amp`, or of a config, as `backbone`.
@@ -233,7 +232,7 @@ def open_exported(folder: str, options: Options, batch: int = 1) -> ExportedPred
     device = options.device or 'cpu'
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
-    return ExportedPredictor(folder, device, options.threads, batch)
+    return ExportedPredictor(folder, device, options.threads)
 
 
 def export(job: Job, checkpoint: str, out: Path, format: str = 'onnx', **settings: Any) -> dict[str, Any]:

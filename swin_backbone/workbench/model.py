@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 
 PathLike = Union[str, Path]
 # Options for a resolved config; the others are in the config
-RUNTIME_OPTIONS = (
-    'device',
-    'threads',
-    'amp',
-    'precision',
-    'compile',
-    'skip_unreadable',
-    'allow_missing',
-    'unsafe_load',
-)
+RUNTIME_OPTIONS = 'amp precision compile device threads skip_unreadable allow_missing unsafe_load'
 
 
 class Model:
@@ -182,13 +173,13 @@ class Model:
             ValueError: without a checkpoint, if a path has no pictures, or if `annotations` lack a picture or class.
             OSError: if a picture cannot be read.
         """
-        from .predict.coco_ids import read_ids
+        from .predict.coco_ids import CocoIds
         from .predict.thresholds import choose_score_thr
 
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
         thr = choose_score_thr(predictor, score_thr)
-        ids = None if annotations is None else read_ids(str(annotations), predictor)
+        ids = None if annotations is None else CocoIds(str(annotations), predictor)
         for path, frame in _iter_frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.preprocess(frame)])
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
@@ -221,7 +212,7 @@ class Model:
         return self._opened
 
     def _job(self, action: str) -> Job:
-        options = Options(**{name: getattr(self._options, name) for name in RUNTIME_OPTIONS})
+        options = Options(**{name: getattr(self._options, name) for name in RUNTIME_OPTIONS.split()})
         return _make_job(self._require_config(action), options)
 
     def _require_config(self, action: str) -> Config:

@@ -1,8 +1,8 @@
 """Annotations in COCO's formats: a check before mmdet and pycocotools read them.
 
 pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs more fields
-than training. Each annotation file is checked once in a process. Of other formats,
-`find_mask_faults` checks the masks of a picture when it is loaded: see guard.py.
+than training. Each annotation file is scanned once in a process. Masks in other formats are checked while a picture is
+loaded: see guard.py.
 """
 
 import json
@@ -115,11 +115,11 @@ def uses_masks(cfg: Config) -> bool:
 def scan_annotation_file(
     path: Union[str, Path], form: str, with_masks: bool, content: Optional[tuple[dict[str, list[Any]], bool]] = None
 ) -> Annotations:
-    """Look through an annotation file. The result is kept until the file changes.
+    """Return the content of an annotation file and its faults. The result is kept until the file changes.
 
     Args:
         form: a value of FORMAT_OF.
-        with_masks: look at segmentations too.
+        with_masks: scan segmentations too.
         content: of the file, as `read_annotations` returns it; None reads the file.
 
     Raises:
@@ -156,7 +156,7 @@ def require_annotations(
 
 
 def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
-    """Return what is known of the content of an annotation file: see `read_annotations` and `scan_annotation_file`."""
+    """Return the content of an annotation file and its faults: see `read_annotations` and `scan_annotation_file`."""
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
     images = _read_entries('images', data['images'], errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}

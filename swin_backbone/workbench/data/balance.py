@@ -24,7 +24,7 @@ MAX_NAMES = 8
 
 
 class EpochPlan(NamedTuple):
-    """What the schedule and the balance of classes of a training follow: the pictures of an epoch.
+    """The pictures of an epoch, which the schedule of a training and the balance of its classes follow.
 
     Args:
         num_pictures: number of pictures, with repetitions.

@@ -25,7 +25,7 @@ from ..configs.check import compare_classes, find_class_names
 from ..configs.data_parts import list_dataset_configs, require_data
 from ..configs.published import set_load_from
 from ..data.load_picture import LoadPicture, is_reducing
-from ..data.media import Frame, check_not_truncated, describe_reduction
+from ..data.media import Frame, check_not_truncated
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
 from ..predict.thresholds import SCORE_THR
@@ -50,16 +50,16 @@ class ExportedPredictor(Predictor):
 
     Args:
         folder: the folder of an exported whole model.
-        device, threads, batch: see `runtime.RuntimeModel`.
+        device, threads: see `runtime.RuntimeModel`.
 
     Raises:
         RuntimeProblem: see `runtime.RuntimeModel`.
     """
 
-    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         self.model: Any = RuntimeModel(folder, device, threads)
         self.loader = LoadPicture(**self.model.info['preprocessing'].get('load', {}))
-        self.batch = batch
+        self._is_reducing = is_reducing(self.loader)
         stored = self.model.info.get('score_thr')
         self.score_thr = SCORE_THR if stored is None else stored
         self.scope = scope_of(self.model.info)
@@ -74,10 +74,6 @@ class ExportedPredictor(Predictor):
         """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
         check_not_truncated(path)
         return self.loader.read(str(path))
-
-    def describe_reduction(self, path: Path) -> str:
-        """See `Predictor.describe_reduction`."""
-        return describe_reduction(path) if is_reducing(self.loader) else ''
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return the model's input for a frame: the pixels.
@@ -94,7 +90,7 @@ class ExportedPredictor(Predictor):
 
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the results of a batch of frames."""
-        results = self.model.predict([item['inputs'] for item in prepared], self.batch)
+        results = self.model.predict([item['inputs'] for item in prepared], len(prepared))
         return [fill(BaseDataElement(), result) for result in results]
 
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:

@@ -15,14 +15,17 @@ class CocoIds:
 
     Args:
         path: the JSON. Its annotations are not read.
-        classes: names of the model's classes.
+        predictor: of a detector.
 
     Raises:
+        ValueError: for another model.
         DataError: if the file lacks images or categories, or has no category for a class.
     """
 
-    def __init__(self, path: str, classes: Sequence[str]):
-        self.path = path
+    def __init__(self, path: str, predictor: Any):
+        if predictor.scope != 'mmdet':
+            raise ValueError('--annotations takes a detector: results of other models have no ids')
+        self.path, classes = path, predictor.meta['classes']
         try:
             data = json.loads(read_text(path, LARGEST_FILE))
             numbers = {category['name']: category['id'] for category in data['categories']}
@@ -56,15 +59,3 @@ class CocoIds:
             other = names.setdefault(self.find_id(picture), picture)
             if other != picture:
                 raise DataError(f'--annotations: {other} and {picture} are one image of {self.path}')
-
-
-def read_ids(path: str, predictor: Any) -> CocoIds:
-    """Return the ids of a COCO JSON for the results of a detector.
-
-    Raises:
-        ValueError: for another model.
-        DataError: see `CocoIds`.
-    """
-    if predictor.scope != 'mmdet':
-        raise ValueError('--annotations takes a detector: results of other models have no ids')
-    return CocoIds(path, predictor.meta['classes'])

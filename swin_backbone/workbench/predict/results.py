@@ -15,7 +15,7 @@ from mmengine.structures import BaseDataElement
 from ...outputs import check_outputs, claim_folder, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
-from .coco_ids import CocoIds, read_ids
+from .coco_ids import CocoIds
 from .prediction import Prediction, find_category_ids
 from .predictor import Predictor
 from .thresholds import ScoreThr, choose_score_thr
@@ -66,9 +66,7 @@ class ResultsWriter:
         self.panoptic: list[dict[str, Any]] = []
         head = getattr(getattr(predictor, 'model', None), 'panoptic_fusion_head', None)
         self.is_panoptic = head is not None and (head.test_cfg or {}).get('panoptic_on', True)
-        self.ids: Optional[CocoIds] = None
-        if annotations is not None:
-            self.ids = read_ids(annotations, predictor)
+        self.ids = None if annotations is None else CocoIds(annotations, predictor)
         self.video: Optional[tuple[Medium, VideoWriter]] = None
         if save_features:
             predictor.require_backbone()

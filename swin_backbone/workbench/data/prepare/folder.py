@@ -54,7 +54,7 @@ class DataFolder(NamedTuple):
         return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
 
     def find_matching(self, suffix: str, pattern: str) -> list[Path]:
-        """Return the annotation files with a suffix and a pattern in their first 64 KiB, or `one_file` if it has."""
+        """Return the annotation files, or `one_file` alone, with a suffix and a pattern in the first 64 KiB."""
         paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
         matching = []
         for path in paths:

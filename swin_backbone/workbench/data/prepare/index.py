@@ -27,7 +27,7 @@ RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
 
 @dataclass(frozen=True)
 class IndexedSplit:
-    """A split of an index: its file, and what this holds.
+    """A split of an index: its file, and counts of the contents.
 
     Args:
         file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
