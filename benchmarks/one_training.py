@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.kernels.foreign.accelerate import restore_swin
-from swin_backbone.openmmlab.config_parts import parts_of, type_name
+from swin_backbone.openmmlab.config_parts import iter_parts, type_name
 from swin_backbone.openmmlab.layers.extension import LAYER_FILES
 from swin_backbone.openmmlab.mixed_precision import mixed_precision
 from swin_backbone.options import Options
@@ -166,7 +166,7 @@ def as_ours(theirs: ConfigDict, backend: str) -> ConfigDict:
 
 def restore_layers(node: Any, scope: str) -> None:
     """Replace this package's layers by the toolbox's layers in the config of a model, in place."""
-    for _, part in parts_of(node, 'model'):
+    for _, part in iter_parts(node, 'model'):
         if str(part['type']).startswith('swin_backbone.') and (scope, type_name(part)) in LAYER_FILES:
             part['type'] = f'{scope}.{type_name(part)}'
 

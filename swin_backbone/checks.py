@@ -28,7 +28,7 @@ def refusal(name: str, allowed: str, value: object) -> str:
     return f'{name} takes {allowed}, got {got if len(got) <= MAX_VALUE else got[:MAX_VALUE] + "..."}'
 
 
-def first_of(names: Sequence[object], number: int = 3) -> str:
+def list_first(names: Sequence[object], number: int = 3) -> str:
     """Return the first names for a message, and the number of further ones."""
     rest = len(names) - number
     return ', '.join(map(str, names[:number])) + (f' and {rest} more' if rest > 0 else '')

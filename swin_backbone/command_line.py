@@ -244,6 +244,6 @@ def exit_with_message(errors: Sequence[type[Exception]] = USER_ERRORS, debug: bo
     except tuple(errors) as error:
         if debug or isinstance(error, BrokenPipeError):
             raise
-        from swin_backbone.openmmlab.errors import sentence_of
+        from swin_backbone.openmmlab.errors import describe_error
 
-        sys.exit(f'{sys.argv[0]}: {sentence_of(error)}')
+        sys.exit(f'{sys.argv[0]}: {describe_error(error)}')

@@ -31,12 +31,12 @@ def check_outputs(
     Raises:
         FileExistsError: with the first file that may not be written.
     """
-    input_ids = set(filter(None, map(_identity, inputs)))
+    input_ids = set(filter(None, map(_find_identity, inputs)))
     for path in (Path(path) for path in paths if path is not None):
         if not os.path.lexists(path):
             continue
         mode = path.lstat().st_mode
-        if _identity(path) in input_ids:
+        if _find_identity(path) in input_ids:
             raise FileExistsError(f'{path} is read here, and would be overwritten: write to another place')
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             raise FileExistsError(f'{path} is there already, and is no regular file: write to another place')
@@ -108,7 +108,7 @@ def lock_folder(folder: Union[str, Path], action: str, name: str = 'writer') -> 
         lock.release()
 
 
-def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
+def _find_identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
     """Return device and inode of a file, which are equal for all names of the file, or None without a file."""
     try:
         state = os.stat(path)

@@ -71,7 +71,7 @@ def main() -> int:
     args = parse_args()
     from mmengine.registry import VISUALIZERS, init_default_scope
 
-    from swin_backbone.openmmlab.errors import sentence_of
+    from swin_backbone.openmmlab.errors import describe_error
     from swin_backbone.workbench.data.datasets import BuiltDatasets, iter_base_datasets
     from swin_backbone.workbench.data.guard import guard_dataset
     from swin_backbone.workbench.predict.predictor import VISUALIZERS_OF
@@ -107,7 +107,7 @@ def main() -> int:
             if args.debug:
                 raise
             where = '' if isinstance(error, build.RUN_ERRORS) else f'{source} cannot be drawn: '
-            print(f'{sys.argv[0]}: {where}{sentence_of(error)}', file=sys.stderr)
+            print(f'{sys.argv[0]}: {where}{describe_error(error)}', file=sys.stderr)
             failed += 1
             continue
         if args.output_dir:

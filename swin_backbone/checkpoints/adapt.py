@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
-from ..checks import first_of
+from ..checks import list_first
 from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
@@ -82,7 +82,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         resized = ', '.join(dict.fromkeys(self.resized.values()))
-        ignored = '; '.join(f'{reason}: {first_of(names)}' for reason, names in self.ignored.items())
+        ignored = '; '.join(f'{reason}: {list_first(names)}' for reason, names in self.ignored.items())
         return (
             f'Loaded {self.checkpoint} ({self.origin}): {len(self.loaded)} tensors, '
             f'{len(self.resized)} of them resized{f" ({resized})" if resized else ""}, '
@@ -98,7 +98,7 @@ class LoadReport:
             warnings.append(f'Left at their initialisation: {", ".join(self.missing)}{self._other_names(self.missing)}')
         elsewhere = [name for name in self.missing_elsewhere if name not in self.other_shapes]
         if elsewhere:
-            names = f'{first_of(elsewhere)}{self._other_names(elsewhere)}'
+            names = f'{list_first(elsewhere)}{self._other_names(elsewhere)}'
             warnings.append(f'Outside the backbone, not in the checkpoint: {names}')
         for warning in warnings:
             _logger.warning(warning)
@@ -107,7 +107,7 @@ class LoadReport:
 
     def _other_names(self, missing: list[str]) -> str:
         names = [self.renamed[name] for name in missing if name in self.renamed]
-        return f'. Under unknown names the checkpoint has weights of these shapes: {first_of(names)}' if names else ''
+        return f'. Under unknown names the checkpoint has weights of these shapes: {list_first(names)}' if names else ''
 
 
 @cache
@@ -310,7 +310,7 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
         ]
         raise CheckpointError(
             f'it has no {PROJECTION}, the one convolution of the patch embedding; it has '
-            f'{first_of(stem) or "no patch embedding"}'
+            f'{list_first(stem) or "no patch embedding"}'
         )
     known = tuple(heads or of_model for heads, of_model in zip(in_checkpoint.num_heads, in_model.num_heads))
     if in_checkpoint._replace(num_heads=known) != in_model:
@@ -368,7 +368,7 @@ def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor
     if broken:
         raise CheckpointError(
             f'{len(broken)} of its {len(parameters) + len(buffers)} weights are not finite (NaN or infinite): '
-            f'{first_of(broken)}; its training has diverged, or the file is damaged'
+            f'{list_first(broken)}; its training has diverged, or the file is damaged'
         )
 
 
@@ -404,7 +404,7 @@ def _fit_backbone(
     if without_target:
         report.ignored.setdefault(NO_TARGET, []).extend(without_target)
         report.warnings.append(
-            f'The checkpoint has {first_of(without_target)}, the backbone has not: its outputs will be others'
+            f'The checkpoint has {list_first(without_target)}, the backbone has not: its outputs will be others'
         )
     is_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
     if is_classifier and backbone.small_map == 'pad' and CLASSIFIER_NOTE not in report.notes:

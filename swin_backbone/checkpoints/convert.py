@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..checks import first_of
+from ..checks import list_first
 from ..outputs import check_outputs
 from ..positions import log_spaced_coordinates, relative_position_bias
 from ..whole_files import write_whole, write_whole_by
@@ -112,7 +112,7 @@ def convert_checkpoint(
     report = f'{source} ({weights.format.title}) to {target} ({format.title}): {len(converted)} tensors; left out: ' + (
         ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
     )
-    return report + (f'; missing: {first_of(missing)}' if missing else '')
+    return report + (f'; missing: {list_first(missing)}' if missing else '')
 
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:

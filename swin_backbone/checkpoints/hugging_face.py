@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checks import first_of
+from ..checks import list_first
 from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
@@ -63,7 +63,7 @@ def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
             raise CheckpointError(f'{shard.name} holds a {type(contents).__name__}, and no weights')
         weights.update(contents)
     if missing := [name for name in shard_of if name not in weights]:
-        raise CheckpointError(f'{index.name} lists weights that its shards lack: {first_of(missing)}')
+        raise CheckpointError(f'{index.name} lists weights that its shards lack: {list_first(missing)}')
     return weights
 
 
@@ -74,7 +74,7 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         CheckpointError: if weights are missing, transformers has no such model, or the window is unknown.
     """
     if missing:
-        raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
+        raise CheckpointError(f'{CONFIG} needs complete weights; missing: {list_first(missing)}')
     tensors = weights.backbone
     is_v2 = weights.format.family == V2
     not_computed = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checks import first_of
+from ..checks import list_first
 from .errors import CheckpointError
 from .recognise import plain_names
 
@@ -67,8 +67,8 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             merged[name] = value
     if unknown:
         raise CheckpointError(
-            f'it holds adapters of peft ({first_of(unknown)}), and not how to merge them: merge them into the weights, '
-            'by merge_and_unload() of peft or merged() of a LoraSwinBackbone, and save the merged model'
+            f'it holds adapters of peft ({list_first(unknown)}), and not how to merge them: merge them into the '
+            'weights, by merge_and_unload() of peft or merged() of a LoraSwinBackbone, and save the merged model'
         )
     for layer, adapters in scales.items():
         for adapter, scale in adapters.items():

@@ -13,7 +13,7 @@ from mmengine.fileio import register_handler
 from mmengine.fileio.handlers import YamlHandler
 
 from .compat import find_base_configs_by
-from .errors import ConfigError, sentence_of
+from .errors import ConfigError, describe_error
 
 PACKAGE = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
@@ -66,7 +66,7 @@ def read_config(path: Union[str, Path]) -> Config:
     prefix, colons, name = str(path).partition('::')
     file = Path(path)
     if colons:
-        configs = configs_of(prefix)
+        configs = find_configs(prefix)
         if configs is None:
             remedy = f'; `pip install -e ".[{EXTRAS[prefix]}]"` installs it' if prefix in EXTRAS else ''
             raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}{remedy}')
@@ -76,7 +76,7 @@ def read_config(path: Union[str, Path]) -> Config:
     try:
         return Config.fromfile(str(file))
     except Exception as error:  # Python code of a config raises errors of any kind
-        raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
+        raise ConfigError(f'the config {str(path)!r} cannot be read: {describe_error(error)}') from error
 
 
 def add_custom_import(cfg: Config) -> None:
@@ -94,7 +94,7 @@ def _similar(path: str) -> str:
     file = Path(name if colons else path)
     names: dict[str, str] = {}
     for package in (prefix,) if colons else (PACKAGE, *TOOLBOXES) if file.parent == Path() else ():
-        configs = configs_of(package) or Path()
+        configs = find_configs(package) or Path()
         for config in configs.glob('*/*.py') if configs.name else ():
             if config.parent.name != '_base_':
                 names.setdefault(config.stem, f'{package}::{config.relative_to(configs)}')
@@ -113,13 +113,13 @@ def similar(name: str, names: Iterable[str]) -> list[str]:
 def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
     """Return path and scope of a config with a prefix in `_base_`. The scope is the prefix of a toolbox, or None."""
     prefix, _colons, name = cfg_path.partition('::')
-    configs = configs_of(prefix) if name else None
+    configs = find_configs(prefix) if name else None
     if configs is None or not (configs / name).is_file():
         return None
     return str(configs / name), None if prefix == PACKAGE else prefix
 
 
-def configs_of(package: str) -> Optional[Path]:
+def find_configs(package: str) -> Optional[Path]:
     """Return the folder of configs in an installed package; None if the package is unknown or not installed."""
     spec = find_spec(package) if package in (PACKAGE, *TOOLBOXES, *MODULE2PACKAGE) else None
     if spec is None or spec.origin is None:

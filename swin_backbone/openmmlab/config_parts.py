@@ -29,7 +29,7 @@ def walk(
             yield from walk(child, f'{key}.{name}' if key else str(name), enters)
 
 
-def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
+def iter_parts(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the dotted key and the dict of each part of a config with a type, outer dicts first."""
     return ((where, part) for where, part in walk(node, key) if where and isinstance(part, dict) and 'type' in part)
 

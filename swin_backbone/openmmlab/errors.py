@@ -14,7 +14,7 @@ from mmengine.config import Config
 
 from ..checkpoints.errors import CheckpointError
 from ..checks import DataError as DataError
-from .config_parts import parts_of, type_name
+from .config_parts import iter_parts, type_name
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
@@ -64,7 +64,7 @@ NAME_A_KEY = (f'{__package__}.', f'{__package__.partition(".")[0]}.workbench.') 
 COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # messages with key and file
 
 
-def sentence_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error in one line with key and file of the config, as `model.neck of a.py: AssertionError: ...`.
 
     Without a config in the traceback, the line is the message alone.
@@ -106,7 +106,7 @@ def _config_place(error: BaseException) -> str:
         return ''
     for frame in reversed(frames):
         for kind, settings in _objects_of(frame):
-            parts = [(key, part) for key, part in parts_of(cfg) if type_name(part) == kind]
+            parts = [(key, part) for key, part in iter_parts(cfg) if type_name(part) == kind]
             if parts:
                 key, _ = max(parts, key=lambda item: (item[1] == settings, _num_equal(item[1], settings)))
                 return f'{key} of {cfg.filename}' if cfg.filename else key

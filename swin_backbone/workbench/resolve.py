@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config
 
-from ..openmmlab.config_parts import parts_of, summarize, type_name
+from ..openmmlab.config_parts import iter_parts, summarize, type_name
 from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.backbone import swap_backbone
 from ..options import Options
@@ -140,7 +140,7 @@ def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[D
     if options.epochs is None and not options.balance:
         if data is None:
             return None
-        parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
+        parts = [part for _, part in iter_parts(datasets.cfg.train_dataloader.dataset, 'dataset')]
         if 'ClassBalancedDataset' not in map(type_name, parts):
             times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
             return EpochPlan(data.splits['train'].num_pictures * times)

@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import nn
 
-from swin_backbone.openmmlab.errors import sentence_of
+from swin_backbone.openmmlab.errors import describe_error
 
 LAYERS = Registry('layers of these tests')
 
@@ -32,7 +32,7 @@ def failure(model, value=None):
     cfg = Config(dict(model=dict(type='Layer', **model)), filename='a.py', cfg_text=' ')
     with pytest.raises((AssertionError, LookupError, RuntimeError, TypeError)) as caught:
         LAYERS.build(cfg.model)(value)
-    return sentence_of(caught.value)
+    return describe_error(caught.value)
 
 
 def test_the_part_that_cannot_be_built_is_named():
@@ -56,14 +56,14 @@ def test_a_function_that_reads_a_part_names_it():
 
     with pytest.raises(TypeError) as caught:
         scale(cfg, cfg.optim_wrapper.optimizer)
-    assert sentence_of(caught.value).startswith("optim_wrapper.optimizer: can't multiply")
+    assert describe_error(caught.value).startswith("optim_wrapper.optimizer: can't multiply")
 
 
 def test_errors_without_a_config_are_their_message():
-    assert sentence_of(ValueError('a\nb')) == 'a b'
-    assert sentence_of(KeyError('a')) == 'KeyError: a'
-    assert sentence_of(FileNotFoundError(2, 'No such file', 'a.png')) == 'a.png (No such file)'
-    assert len(sentence_of(ValueError('x' * 5000))) < 1100
+    assert describe_error(ValueError('a\nb')) == 'a b'
+    assert describe_error(KeyError('a')) == 'KeyError: a'
+    assert describe_error(FileNotFoundError(2, 'No such file', 'a.png')) == 'a.png (No such file)'
+    assert len(describe_error(ValueError('x' * 5000))) < 1100
 
 
 def test_an_error_of_cut_pictures_names_the_tiles(record_fault):
@@ -77,5 +77,5 @@ def test_an_error_of_cut_pictures_names_the_tiles(record_fault):
     )
     with pytest.raises(RuntimeError, match='size of tensor') as caught:
         EncoderDecoder.slide_inference(model, torch.zeros(1, 3, 12, 12), [dict(pad_shape=(12, 12))])
-    assert sentence_of(caught.value).endswith('tools/infer_tiles.py cuts pictures for every head')
+    assert describe_error(caught.value).endswith('tools/infer_tiles.py cuts pictures for every head')
     record_fault('bad_commands')

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.fileio import load
 
-from ...openmmlab.config_files import PACKAGE, TOOLBOXES, configs_of, similar
+from ...openmmlab.config_files import PACKAGE, TOOLBOXES, find_configs, similar
 from ...openmmlab.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def find_weights(weights: str) -> str:
         return weights
     names: list[str] = []
     for package in (PACKAGE, *TOOLBOXES):
-        configs = configs_of(package)
+        configs = find_configs(package)
         for metafile in sorted(configs.glob('*/metafile.y*ml')) if configs else ():
             text = metafile.read_text(encoding='utf-8')
             names += re.findall(r'(?m)^ *- Name: (\S+_\S+)', text)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ...openmmlab.config_parts import parts_of, type_name, walk
+from ...openmmlab.config_parts import iter_parts, type_name, walk
 from ...openmmlab.errors import ConfigError
 from ...options import TRAINING_OPTIONS, Options
 from .cfg_options import get_setting
@@ -352,7 +352,7 @@ def _pair(scale: Any) -> tuple[int, int]:
 
 def _iter_parts(node: Any) -> Iterator[dict[str, Any]]:
     """Yield each dict with a `type` in a part of a config, also nested dicts."""
-    return (part for _, part in parts_of(node, '-'))
+    return (part for _, part in iter_parts(node, '-'))
 
 
 def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
 
-from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
+from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, list_first
 from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import DataError, Faults
 from ..configs.data_parts import find_annotation_file
@@ -90,14 +90,14 @@ def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
     missing = [name for name in classes if name not in names]
     if missing:
         raise DataError(
-            f'the classes {first_of(missing, NAMES_SHOWN)} of metainfo are no categories of {path}, whose categories '
-            f'are {first_of(names, NAMES_SHOWN)}'
+            f'the classes {list_first(missing, NAMES_SHOWN)} of metainfo are no categories of {path}, whose categories '
+            f'are {list_first(names, NAMES_SHOWN)}'
         )
     shared = [name for name in names if name in classes]
     if shared != classes:
         raise DataError(
             f'the classes of metainfo must be in the order of the categories of {path}, because mmdet numbers them so: '
-            f'{first_of(shared, NAMES_SHOWN)}; got {first_of(classes, NAMES_SHOWN)}'
+            f'{list_first(shared, NAMES_SHOWN)}; got {list_first(classes, NAMES_SHOWN)}'
         )
 
 
@@ -173,7 +173,7 @@ def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with
             in_evaluation.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
-    known_categories = first_of([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
+    known_categories = list_first([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     filled, strays = set(), Faults()
     loaded: Counter[Any] = Counter()

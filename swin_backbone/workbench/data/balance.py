@@ -11,8 +11,8 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from numpy.typing import NDArray
 
-from ...checks import first_of
-from ...openmmlab.config_parts import parts_of, type_name
+from ...checks import list_first
+from ...openmmlab.config_parts import iter_parts, type_name
 from ...openmmlab.errors import ConfigError
 from ..configs.data_parts import list_dataset_configs
 from .datasets import BuiltDatasets, iter_base_datasets
@@ -90,7 +90,7 @@ def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
     cfg = copy.deepcopy(datasets.cfg)
     apply_balance(cfg, EpochPlan(before, limits))
     after = len(datasets.build('train', cfg.train_dataloader.dataset))
-    shown = first_of([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MAX_NAMES)
+    shown = list_first([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MAX_NAMES)
     return EpochPlan(after, limits, line=(
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
         f'an epoch has {after:,} pictures in place of {before:,}'
@@ -104,7 +104,7 @@ def _find_heads(cfg: Config) -> list[Any]:
 def _find_losses(cfg: Config) -> list[dict[str, Any]]:
     losses = [
         part
-        for where, part in parts_of(_find_heads(cfg), 'model')
+        for where, part in iter_parts(_find_heads(cfg), 'model')
         if 'loss_decode' in where and 'CrossEntropy' in type_name(part) and not part.get('use_sigmoid')
     ]
     if not losses:
@@ -119,7 +119,7 @@ def _weigh_classes(datasets: BuiltDatasets) -> tuple[list[float], str]:
     weights /= max(shares @ weights, 1e-9)  # the mean over the pixels is 1: the scale of the loss stays
     order = np.argsort(shares)
     classes = [f'{names[index]} {weights[index]:.3g} ({shares[index]:.2%} of the pixels)' for index in order]
-    shown = first_of(classes, MAX_NAMES)
+    shown = list_first(classes, MAX_NAMES)
     return [float(f'{weight:.4g}') for weight in weights], f'--balance weighs the cross entropy by class: {shown}'
 
 

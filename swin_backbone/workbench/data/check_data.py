@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...openmmlab.config_parts import find_class
-from ...openmmlab.errors import DataError, Faults, sentence_of
+from ...openmmlab.errors import DataError, Faults, describe_error
 from ..configs.data_parts import find_annotation_file, list_dataset_configs, list_metric_configs, require_data
 from .annotations import Annotations, find_format, scan_annotation_file
 from .dataset_warnings import count_left_out, find_class_warnings
@@ -90,7 +90,7 @@ def check_data(datasets: BuiltDatasets, max_files: int = 2000, seconds: float = 
                     guard = GuardedPipeline(built, cfg, notes=report.warnings)
                     _check_pictures(report, built, annotations, guard, phase == 'train', max_files, seconds)
             except DataError as error:
-                report.errors.add('data that cannot be used', sentence_of(error))
+                report.errors.add('data that cannot be used', describe_error(error))
     return reports
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from ...checks import DataError, first_of
+from ...checks import DataError, list_first
 from .media import check_not_truncated
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
@@ -30,11 +30,11 @@ class LabelRule(NamedTuple):
     reduce_zero_label: bool = False
     label_map: Optional[dict[int, int]] = None
 
-    def of(self, item: dict[str, Any]) -> 'LabelRule':
+    def for_item(self, item: dict[str, Any]) -> 'LabelRule':
         """Return the rule for an item of mmseg's data sets, which map values to classes."""
         return self._replace(reduce_zero_label=bool(item.get('reduce_zero_label')), label_map=item.get('label_map'))
 
-    def classes_of_values(self) -> NDArray[Any]:
+    def map_values(self) -> NDArray[Any]:
         """Return the class in training of each value from 0 to 255, (256,)."""
         classes: NDArray[Any] = np.arange(256)
         if self.reduce_zero_label:
@@ -44,14 +44,14 @@ class LabelRule(NamedTuple):
             mapped[classes == old] = new
         return mapped
 
-    def forbidden_values(self) -> NDArray[np.uint8]:
+    def find_forbidden_values(self) -> NDArray[np.uint8]:
         """Return 1 for each value from 0 to 255 with neither class nor ignore_index, (256,) uint8."""
-        classes = self.classes_of_values()
+        classes = self.map_values()
         forbidden: NDArray[np.bool_] = (classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)
         return forbidden.astype(np.uint8)
 
     def __str__(self) -> str:
-        values = describe_values(np.flatnonzero(self.forbidden_values() == 0))
+        values = describe_values(np.flatnonzero(self.find_forbidden_values() == 0))
         return f'{self.num_classes} classes and ignore_index={self.ignore_index} allow {values}'
 
 
@@ -63,7 +63,7 @@ def describe_values(values: ArrayLike) -> str:
     breaks = np.flatnonzero(np.diff(values) > 1) + 1
     runs = [(run[0], run[-1]) for run in np.split(np.asarray(values), breaks)]
     words = [f'{first} to {last}' if last > first else str(first) for first, last in runs]
-    return first_of(words, 8)
+    return list_first(words, 8)
 
 
 def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:
@@ -92,11 +92,11 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
             'height): they must be equal'
         )
     numbers, counts = np.unique(values, return_counts=True)
-    forbidden = rule.forbidden_values()
+    forbidden = rule.find_forbidden_values()
     wrong = [f'{n} ({c} pixels)' for n, c in zip(numbers, counts) if not 0 <= n < 256 or forbidden[n]]
     if wrong:
         bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if numbers[-1] > 255 else ''
-        raise DataError(f'the label {path} has the values {first_of(wrong, 5)}; {rule}.{bits}')
+        raise DataError(f'the label {path} has the values {list_first(wrong, 5)}; {rule}.{bits}')
     return values.astype(np.uint8)
 
 

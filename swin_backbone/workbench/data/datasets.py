@@ -10,7 +10,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 
 from ...openmmlab.config_parts import find_class, walk
-from ...openmmlab.errors import DataError, sentence_of
+from ...openmmlab.errors import DataError, describe_error
 from ..configs.data_parts import find_annotation_file, iter_dataset_configs, iter_metric_configs, require_data
 from .annotations import find_format, require_annotations, require_classes, uses_masks
 
@@ -119,4 +119,4 @@ def build_error(dataset: Any, error: Exception) -> DataError:
         )
         setting = 'filter_cfg' if find_format(find_class(base)) else 'img_suffix'
         return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
-    return DataError(f'the data set cannot be built: {sentence_of(error)}')
+    return DataError(f'the data set cannot be built: {describe_error(error)}')

@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 from numpy.typing import NDArray
 
 from ...checks import require_file
-from ...openmmlab.errors import DataError, Faults, sentence_of
+from ...openmmlab.errors import DataError, Faults, describe_error
 from .annotations import find_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import iter_base_datasets
@@ -95,7 +95,7 @@ class GuardedPipeline:
                 self._skip(source, reason)
                 return None
             hint = SKIP_HINT if reason and self.notes is None else ''  # tools that list faults go on anyway
-            raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
+            raise DataError((reason or f'{_name(source)}: {describe_error(error)}') + hint) from error
 
     def _note(self, kind: str, note: str) -> None:
         """Add a note to `notes`, or log the first of a kind. '' is none."""
@@ -136,10 +136,10 @@ class GuardedPipeline:
 
     def _check_labels(self, item: dict[str, Any], rule: LabelRule, size: tuple[int, int]) -> None:
         labels, path = item['gt_seg_map'], item.get('seg_map_path')
-        forbidden = LabelRule(rule.num_classes, rule.ignore_index).forbidden_values()  # of what is loaded and mapped
+        forbidden = LabelRule(rule.num_classes, rule.ignore_index).find_forbidden_values()  # mapped already
         is_wrong = labels.shape != size or bool(cv2.countNonZero(cv2.LUT(labels.astype(np.uint8), forbidden)))
         if self.is_local and path and (is_wrong or not has_8_bits(path)):
-            read_label(Path(path), rule.of(item), size)
+            read_label(Path(path), rule.for_item(item), size)
         if is_wrong:
             raise DataError(f'{path or _name(item)}: its labels are {labels.shape}, its picture {size}; {rule}')
 

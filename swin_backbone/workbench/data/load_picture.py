@@ -16,7 +16,7 @@ from mmengine.registry import TRANSFORMS, DefaultScope
 from numpy.typing import NDArray
 
 from ...openmmlab.config_files import add_custom_import
-from ...openmmlab.config_parts import find_class, parts_of
+from ...openmmlab.config_parts import find_class, iter_parts
 from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
@@ -34,7 +34,7 @@ class LoadPicture(LoadImageFromFile):
     def transform(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
         """Return the item with `img`, `img_shape` and `ori_shape`; None for an unreadable file with `ignore_empty`."""
         try:
-            pixels = self.read(item['img_path']) if item.get('img') is None else self.as_loaded(item['img'])
+            pixels = self.read(item['img_path']) if item.get('img') is None else self.convert_colours(item['img'])
         except Exception:
             if self.ignore_empty:
                 return None
@@ -66,7 +66,7 @@ class LoadPicture(LoadImageFromFile):
             raise OSError(f'{name} cannot be read as a picture')
         return pixels
 
-    def as_loaded(self, pixels: NDArray[Any]) -> NDArray[Any]:
+    def convert_colours(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return BGR pixels (H, W, 3) uint8, or those of `read`, maybe as (H, W, 1), in the colours of `read`."""
         if self.color_type.startswith('grayscale') and pixels.ndim == 3:
             return pixels[..., 0] if pixels.shape[2] == 1 else cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
@@ -79,10 +79,10 @@ def use_load_picture(cfg: Config) -> None:
     The config imports this package then.
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        for _, part in parts_of(cfg):
-            if 'Load' in str(part['type']) and _class_of(part) in (LoadImageFromFile, LoadPicture):
+        for _, part in iter_parts(cfg):
+            if 'Load' in str(part['type']) and _find_class(part) in (LoadImageFromFile, LoadPicture):
                 part['type'] = OURS
-    if any(part['type'] == OURS for _, part in parts_of(cfg)):
+    if any(part['type'] == OURS for _, part in iter_parts(cfg)):
         add_custom_import(cfg)
 
 
@@ -113,11 +113,11 @@ def is_reducing(step: Any) -> bool:
 
 
 def _is_named(step: Any, pattern: str) -> bool:
-    cls = _class_of(step) if isinstance(step, dict) else type(step)
+    cls = _find_class(step) if isinstance(step, dict) else type(step)
     return any(re.match(pattern, base.__name__) for base in getattr(cls, '__mro__', ()))
 
 
-def _class_of(step: dict[str, Any]) -> Optional[type]:
+def _find_class(step: dict[str, Any]) -> Optional[type]:
     try:
         return find_class(step, TRANSFORMS)
     except Exception:  # of an unknown name: building the pipeline raises an error with the key

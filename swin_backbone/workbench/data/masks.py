@@ -49,12 +49,12 @@ def find_mask_fault(segmentation: Any, size: tuple[int, int]) -> Fault:
     if segmentation is None or segmentation == []:
         return NO_MASK, 'has none'
     if isinstance(segmentation, dict):
-        reason = _rle_fault(segmentation, size)
+        reason = _find_rle_fault(segmentation, size)
         return (BAD_RLE, reason) if reason else None
     if not isinstance(segmentation, list):
         return BAD_POLYGON, f'must be a list of lists of numbers, got {_shorten.repr(segmentation)}'
     for polygon in segmentation:
-        reason = _polygon_fault(polygon, max(size))
+        reason = _find_polygon_fault(polygon, max(size))
         if reason:
             return BAD_POLYGON, reason
     # pycocotools takes four numbers for a box. mmdet leaves such polygons out of training, COCO's evaluation does not.
@@ -62,7 +62,7 @@ def find_mask_fault(segmentation: Any, size: tuple[int, int]) -> Fault:
     return None if short is None else (SHORT_POLYGON, f'has one of {len(short)} numbers')
 
 
-def _polygon_fault(polygon: Any, side: int) -> Optional[str]:
+def _find_polygon_fault(polygon: Any, side: int) -> Optional[str]:
     """Return why a polygon cannot be drawn. An `int` of C holds five times each coordinate, which mmdet may magnify.
 
     Args:
@@ -79,7 +79,7 @@ def _polygon_fault(polygon: Any, side: int) -> Optional[str]:
     return None
 
 
-def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
+def _find_rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     """Return why an RLE cannot be decoded."""
     counts = rle.get('counts')
     if not _has_size(rle, size):

@@ -97,15 +97,15 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
                 )
             stems.update((p, p.stem) for p in matched if p not in stems)
     media: list[Medium] = []
-    folders = {str(parent) for stem in stems.values() for parent in Path(_fold(stem)).parents}
+    folders = {str(parent) for stem in stems.values() for parent in Path(_fold_case(stem)).parents}
     used_names: set[str] = set()
     for path, stem in stems.items():
         is_video = path.suffix.lower() in VIDEOS
         # Results of a video's frames are in a folder of its name
         taken_names = used_names | folders if is_video else used_names
         names = (f'{stem}_{number}' if number else stem for number in count())
-        name = next(name for name in names if _fold(name) not in taken_names)
-        used_names.add(_fold(name))
+        name = next(name for name in names if _fold_case(name) not in taken_names)
+        used_names.add(_fold_case(name))
         media.append(Medium(path, name, is_video))
     return media
 
@@ -117,13 +117,13 @@ def _without_results(paths: Sequence[Path], root: Path) -> list[Path]:
     return [path for path in paths if not folders[path] & marked]
 
 
-def _fold(name: str) -> str:
+def _fold_case(name: str) -> str:
     """Return a name in the form in which file systems compare names."""
     return unicodedata.normalize('NFC', name).casefold()
 
 
 @contextmanager
-def _named_in_utf_8(path: Path) -> Iterator[Path]:
+def _link_in_utf_8(path: Path) -> Iterator[Path]:
     """Yield the path of a file or folder, or of a link if the name is not UTF-8, which OpenCV cannot open."""
     try:
         str(path).encode()
@@ -142,7 +142,7 @@ def count_frames(medium: Medium) -> int:
         return 1
     if not medium.path.is_file():
         return 0
-    with _named_in_utf_8(medium.path) as path:
+    with _link_in_utf_8(medium.path) as path:
         return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
@@ -162,7 +162,7 @@ def read_frames(
     """
     if medium.is_video:
         require_file(medium.path)
-        with _named_in_utf_8(medium.path) as path:
+        with _link_in_utf_8(medium.path) as path:
             video = cv2.VideoCapture(str(path))
             stated_frames, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
             index, seconds = 0, 0.0
@@ -313,7 +313,7 @@ class VideoWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
-        with _named_in_utf_8(source.path) as named:
+        with _link_in_utf_8(source.path) as named:
             self.rate = cv2.VideoCapture(str(named)).get(cv2.CAP_PROP_FPS) or 25.0
         self.writer: Optional[cv2.VideoWriter] = None
         self.frames = 0
@@ -321,7 +321,7 @@ class VideoWriter:
     def write(self, pixels: NDArray[Any]) -> None:
         if self.writer is None:
             size = (pixels.shape[1], pixels.shape[0])
-            with _named_in_utf_8(self.partial.parent) as folder:
+            with _link_in_utf_8(self.partial.parent) as folder:
                 name = str(folder / self.partial.name)
                 self.writer = cv2.VideoWriter(name, cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
         self.writer.write(pixels)

@@ -81,7 +81,7 @@ class ExportedPredictor(Predictor):
         Raises:
             OSError: for an unsuitable frame.
         """
-        pixels = np.atleast_3d(self.loader.as_loaded(frame.pixels))
+        pixels = np.atleast_3d(self.loader.convert_colours(frame.pixels))
         try:
             self.model.check(pixels)
         except RuntimeProblem as error:

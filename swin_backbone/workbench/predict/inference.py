@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import Progress
 
-from ...openmmlab.errors import sentence_of
+from ...openmmlab.errors import describe_error
 from ...whole_files import CANNOT_WRITE
 from ..data.media import Frame, Medium, count_frames, read_frames
 from .predictor import Predictor
@@ -78,7 +78,7 @@ class Inference:
                         prepared = self.predictor.preprocess(frame)
                     except OSError as error:
                         self.failed[medium] = num_done
-                        self.leave_out(medium, num_done, sentence_of(error))
+                        self.leave_out(medium, num_done, describe_error(error))
                         break
                     yield frame, prepared
                     num_done += 1
@@ -88,7 +88,7 @@ class Inference:
                         break
             except OSError as error:
                 self.unreadable.add(medium)
-                self.leave_out(medium, num_done, sentence_of(error))
+                self.leave_out(medium, num_done, describe_error(error))
 
     def note_reduction(self, medium: Medium) -> None:
         """Print the note on a picture whose bits or bands `Predictor.load` leaves out."""
@@ -124,7 +124,7 @@ class Inference:
         """Leave out the rest of a frame's medium. Raise an error that affects all media, such as a full disk."""
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
-        reason = sentence_of(error).partition('\n')[0]
+        reason = describe_error(error).partition('\n')[0]
         self.failed[frame.medium] = frame.number
         self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
 

@@ -80,7 +80,7 @@ class Predictor:
         self.score_thr: ScoreThr = SCORE_THR
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with self.in_scope():
-            self.meta = _dataset_meta(loaded, cfg)
+            self.meta = _read_meta(loaded, cfg)
             self.model: Any = _build_model(cfg, checkpoint, loaded, allow_missing)
             if checkpoint is not None:
                 compare_classes(cfg, self.meta['classes'], checkpoint)
@@ -261,7 +261,7 @@ def _split_pipeline(cfg: Config) -> tuple[list[dict[str, Any]], list[dict[str, A
     return steps[:count], steps[count:]
 
 
-def _dataset_meta(loaded: dict[str, Any], cfg: Config) -> dict[str, Any]:
+def _read_meta(loaded: dict[str, Any], cfg: Config) -> dict[str, Any]:
     """Return classes and colours of the checkpoint or, without them, of the config's data set."""
     meta = read_dataset_meta(loaded)
     if 'classes' not in meta:

@@ -114,7 +114,7 @@ class WholeCheckpointHook(CheckpointHook):
         for name in self.key_indicators if self.save_best else ():
             if name != 'auto' and name not in metrics:
                 if name not in self.metric_names:
-                    raise unknown_metric('default_hooks.checkpoint.save_best', name, metrics)
+                    raise make_metric_error('default_hooks.checkpoint.save_best', name, metrics)
                 runner.logger.warning(f'This validation has no {name}: the best checkpoint stays.')
                 return
         with self._remove_after_saving(runner):
@@ -160,7 +160,7 @@ def describe_last_checkpoint(hook: Optional[WholeCheckpointHook]) -> str:
     return f'The last whole checkpoint is {hook.saved_path}; --resume goes on from there.'
 
 
-def unknown_metric(setting: str, name: str, metrics: Iterable[str]) -> ConfigError:
+def make_metric_error(setting: str, name: str, metrics: Iterable[str]) -> ConfigError:
     """Return the error for a setting with the name of a metric that the validation does not have."""
     nearest = get_close_matches(name, metrics, 1)
     hint = f'; did you mean {nearest[0]}?' if nearest else ''

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
 from ...checkpoints.errors import CheckpointError
-from ...checks import first_of
+from ...checks import list_first
 from ..configs.check import CLASS_HEADS
 
 CLASSES_SHOWN = 20
@@ -45,7 +45,7 @@ def compare_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str)
     saved, classes = list(map(str, saved)), list(map(str, classes))
     if saved == classes or not saved or len(saved) != len(classes):
         return ''
-    lists = f'{first_of(saved, CLASSES_SHOWN)}; those of the data are {first_of(classes, CLASSES_SHOWN)}'
+    lists = f'{list_first(saved, CLASSES_SHOWN)}; those of the data are {list_first(classes, CLASSES_SHOWN)}'
     if sorted(saved) == sorted(classes):
         raise CheckpointError(
             f'checkpoint {checkpoint!r} has the classes of the data in another order, so that each would be taken for '
@@ -106,7 +106,7 @@ def _check_shapes(
     reasons = []
     if missing:
         reasons.append(
-            f'does not have {len(missing)} of the {len(expected)} weights of the model ({first_of(missing)})'
+            f'does not have {len(missing)} of the {len(expected)} weights of the model ({list_first(missing)})'
         )
     if wrong:
         reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {expected[wrong[0]]})')

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from ...checkpoints.errors import CheckpointError
 from ...devices import keep_freed_memory
 from ...openmmlab.compat import has_accelerator
-from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
+from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, describe_error
 from ...options import Options
 from ...outputs import mark_folder
 from ..configs.check import check_classes
@@ -80,7 +80,7 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     except Exception as error:
         if record.phase in record.worked or isinstance(error, RUN_ERRORS):
             raise
-        raise ConfigError(sentence_of(error)) from error
+        raise ConfigError(describe_error(error)) from error
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _explain_lost_peers() -> Iterator[None]:
         time.sleep(LEAD_S)
         raise TrainingStopped(
             f'rank {torch.distributed.get_rank()} stops, because another process of the run is gone '
-            f'({sentence_of(error)}); --resume goes on from the last checkpoint'
+            f'({describe_error(error)}); --resume goes on from the last checkpoint'
         ) from error
 
 

@@ -62,7 +62,7 @@ def write_outputs(
         def folder(path: str) -> Path:
             if is_main_process:
                 claim_folder(path, outputs.overwrite)
-            return stack.enter_context(written_by_others(Path(path)))
+            return stack.enter_context(collect_files(Path(path)))
 
         show_dir = str(folder(outputs.show_dir)) if outputs.show_dir else None
         if outputs.show or show_dir:
@@ -78,7 +78,7 @@ def write_outputs(
             annotation_files = [find_annotation_file(node) for _, node in nodes]
             paths = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
             check_outputs(out, *paths, inputs=[*inputs, *filter(None, annotation_files)], overwrite=outputs.overwrite)
-            temporary = stack.enter_context(written_by_others(out.parent)) / out.name
+            temporary = stack.enter_context(collect_files(out.parent)) / out.name
             if is_coco:
                 write_coco_results(cfg, temporary.with_suffix(''))
                 stack.callback(_rename, temporary.with_suffix('.bbox.json'), temporary)
@@ -89,7 +89,7 @@ def write_outputs(
 
 
 @contextmanager
-def written_by_others(folder: Path) -> Iterator[Path]:
+def collect_files(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder for a toolbox, and move its files to `folder` at the end.
 
     Each process of a run has a folder of its own. If the sampler gives a picture to two processes, the file of one

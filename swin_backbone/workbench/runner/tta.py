@@ -19,7 +19,7 @@ class MaskTTAModel(DetTTAModel):
     """mmdet's DetTTAModel, also for masks: an object has the box and the mask of the view with the highest score."""
 
     def _merge_single_sample(self, data_samples: Sequence[DetDataSample]) -> DetDataSample:
-        merged = InstanceData.cat([_turned_back(sample) for sample in data_samples])
+        merged = InstanceData.cat([_turn_back(sample) for sample in data_samples])
         if len(merged):
             boxes, kept = batched_nms(merged.bboxes, merged.scores, merged.labels, self.tta_cfg.nms)
             merged = merged[kept]
@@ -29,7 +29,7 @@ class MaskTTAModel(DetTTAModel):
         return data_samples[0]
 
 
-def _turned_back(sample: DetDataSample) -> InstanceData:
+def _turn_back(sample: DetDataSample) -> InstanceData:
     """Return the objects of a view in the coordinates of the picture."""
     objects: Any = sample.pred_instances
     if sample.flip:

@@ -13,7 +13,7 @@ import torch
 
 from helpers.openmmlab.breadth import build, pictures_and_truth, swapped, train_one_step
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.config_parts import parts_of
+from swin_backbone.openmmlab.config_parts import iter_parts
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'
 
@@ -70,7 +70,7 @@ def outcome(path, trained):
         after = swapped(path)
     except ValueError as error:
         return REFUSED, _first_line(error)
-    layers = frozenset(str(part['type']) for _, part in parts_of(after.model, 'model'))
+    layers = frozenset(str(part['type']) for _, part in iter_parts(after.model, 'model'))
     untrained = ''
     if layers not in trained:
         untrained = toolboxes_fault(train, after, cfg) if 'optim_wrapper' in cfg else 'no optimizer'

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from swin_backbone.openmmlab.errors import DataError, sentence_of
+from swin_backbone.openmmlab.errors import DataError, describe_error
 from swin_backbone.workbench.data import check_labels
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
@@ -65,7 +65,7 @@ def test_a_wrong_label_is_named_before_and_during_training(record_fault, own, ki
     words = segmentation(own)
     with pytest.raises(DataError) as error:
         first_item(words)
-    for text in (sentence_of(error.value), *check_data(BuiltDatasets(config(words), ()))[0].errors.sentences()):
+    for text in (describe_error(error.value), *check_data(BuiltDatasets(config(words), ()))[0].errors.sentences()):
         assert str(path) in text
         assert message in text
     record_fault('bad_data', 2)
@@ -153,7 +153,7 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     assert 'skip-unreadable' not in printed  # of a training: check_data.py goes on anyway
     with pytest.raises(DataError) as error:
         first_item(words(own))
-    text = sentence_of(error.value)
+    text = describe_error(error.value)
     assert text.startswith(str(path))
     assert message in text
     assert '--skip-unreadable' in text
@@ -211,7 +211,7 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
     with pytest.raises(DataError) as error:
         build.run_loop(build_runner(cfg), 'train')
     assert 'Traceback' in str(error.value)  # for --debug
-    assert sentence_of(error.value) == (
+    assert describe_error(error.value) == (
         f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'
     )
     record_fault('bad_data')

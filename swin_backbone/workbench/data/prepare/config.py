@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ....openmmlab.config_parts import parts_of, type_name, walk
+from ....openmmlab.config_parts import iter_parts, type_name, walk
 from ....openmmlab.errors import ConfigError
 from ...configs.cfg_options import get_setting
 from ...configs.data_parts import list_metric_configs
@@ -186,7 +186,7 @@ def _replace_metric(cfg: Config, phase: str, kind: str, default: dict[str, Any],
 
 def _iter_transforms(cfg: Config) -> Iterator[ConfigDict]:
     """Yield each transform of the pipelines of a config, also nested ones."""
-    return (part for key, part in parts_of(cfg) if 'pipeline.' in f'{key}.')
+    return (part for key, part in iter_parts(cfg) if 'pipeline.' in f'{key}.')
 
 
 def set_num_classes(model: Any, number: int) -> None:

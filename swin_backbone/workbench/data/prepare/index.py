@@ -10,7 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ....checks import first_of
+from ....checks import list_first
 from ....openmmlab.errors import DataError
 from ..annotations import scan_annotation_file
 from ..check_labels import ANY_VALUE, read_colours, read_label
@@ -65,7 +65,7 @@ def write_index(
         scored = 'test' if split == 'test' else 'validation'
         faults = find_class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
         lines += [format_line('warning', sentence) for sentence in faults.sentences()]
-    classes = format_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
+    classes = format_line('classes', f'{len(records.classes)}: {list_first(records.classes, CLASSES_SHOWN)}')
     return splits, [*head, classes, *lines, *records.lines]
 
 

@@ -8,7 +8,7 @@ from typing import Optional
 
 import numpy as np
 
-from ....checks import first_of
+from ....checks import list_first
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import read_picture_size
@@ -104,7 +104,7 @@ def _describe_unused(names: Mapping[int, str], counts: Collection[int], number: 
     """Return the line of the summary on classes without pixels in `number` of the files; no line without any."""
     unused = [name for value, name in names.items() if value not in counts and not _is_void(name)]
     read = ' in the files that were read' if number < of else ''
-    return [format_line('warning', f'no pixel of the classes {first_of(unused)}{read}')] if unused else []
+    return [format_line('warning', f'no pixel of the classes {list_first(unused)}{read}')] if unused else []
 
 
 def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> Numbered:

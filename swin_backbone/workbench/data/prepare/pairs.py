@@ -54,12 +54,12 @@ def pair_labels(
     by_key: dict[tuple[str, ...], list[Path]] = {}
     for path in labels:
         if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
-            by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
+            by_key.setdefault(_make_key(path, LABEL_ENDS), []).append(path)
     pairable = find_pairable_tags(pictures, labels)
     owners: dict[Path, Path] = {}
     pairs: dict[Path, Path] = {}
     for picture in pictures:
-        paths = by_key.get(_key(picture, PICTURE_ENDS), [])
+        paths = by_key.get(_make_key(picture, PICTURE_ENDS), [])
         paths = [path for path in paths if find_tags(path) in pairable[find_tags(picture)]]
         # Cityscapes: several files for a picture, the classes for training in TrainIds
         paths = [path for path in paths if 'TrainIds' in path.stem] or paths
@@ -72,7 +72,7 @@ def pair_labels(
         if paths:
             pairs[picture] = paths[0]
     # With Cityscapes's several files of labels
-    used = {(_key(path, LABEL_ENDS), find_tags(path)) for path in owners}
+    used = {(_make_key(path, LABEL_ENDS), find_tags(path)) for path in owners}
     unused = [path for key, paths in by_key.items() for path in paths if (key, find_tags(path)) not in used]
     return pairs, [picture for picture in pictures if picture not in pairs], unused
 
@@ -94,7 +94,7 @@ def without_labels(pictures: Sequence[Path]) -> Sequence[Path]:
     return [picture for picture in pictures if not is_label(picture)] or pictures
 
 
-def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
+def _make_key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
     folders = [part.lower() for part in path.parent.parts if not ROLES & set(list_words(part))]
     return (find_folder_split(path) or '', *folders, ends.sub('', path.stem))

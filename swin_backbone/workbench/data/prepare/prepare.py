@@ -113,17 +113,18 @@ def _remove_oldest(indices_folder: Path) -> None:
     A run of a saved config reads an index without `prepare`: the times of its files count too.
     """
 
-    def last_use(index_folder: Path) -> float:
+    def find_last_use(index_folder: Path) -> float:
         return max(index_folder.stat().st_mtime, *(path.stat().st_atime for path in index_folder.iterdir()))
 
     with suppress(OSError):  # another process removes too
         indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
-        sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in sorted(indices, key=last_use)}
+        indices.sort(key=find_last_use)
+        sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in indices}
         for index_folder in list(sizes):
             if len(sizes) < MAX_INDICES and sum(sizes.values()) <= MAX_BYTES:
                 return
             with suppress(Timeout), FileLock(f'{index_folder}.lock', timeout=0):
-                if time.time() - last_use(index_folder) > IN_USE_S:
+                if time.time() - find_last_use(index_folder) > IN_USE_S:
                     (index_folder / DATASET_FILE).unlink()  # the rest is no index
                     shutil.rmtree(index_folder)
                     del sizes[index_folder]

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from ....checks import first_of
+from ....checks import list_first
 from ....openmmlab.errors import TrainingStopped
 
 MAX_NAMED = 16  # images in a warning
@@ -179,7 +179,7 @@ def _describe(problem: str, batches: list[SteppedBatch]) -> str:
             where = f' on rank {rank}' if len(ranks) > 1 else ''
             sentences.append(
                 f'Not finite{where}: {", ".join(terms) or problem}; images: '
-                f'{first_of(names, MAX_NAMED) or "without names"}.'
+                f'{list_first(names, MAX_NAMED) or "without names"}.'
             )
     return ' '.join(sentences)
 

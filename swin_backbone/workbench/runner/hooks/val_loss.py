@@ -14,8 +14,8 @@ from mmengine.runner import Runner
 from torch import distributed, nn
 from torch.utils.data import DataLoader
 
-from ....openmmlab.config_parts import parts_of, type_name, walk
-from ....openmmlab.errors import ConfigError, TrainingStopped, sentence_of
+from ....openmmlab.config_parts import iter_parts, type_name, walk
+from ....openmmlab.errors import ConfigError, TrainingStopped, describe_error
 from ...configs.data_parts import list_dataset_configs
 from ...data.datasets import iter_base_datasets
 from ...data.seeds import LOSS, preserve_rng_state, seed_rng
@@ -85,11 +85,11 @@ class ValLossHook(Hook):
         try:
             with preserve_rng_state(), torch.no_grad():
                 seed_rng(runner.seed, LOSS, runner.rank)
-                sums = self._sums_of_losses(runner)
+                sums = self._sum_losses(runner)
         except TrainingStopped:
             raise
         except Exception as error:  # stops no training
-            self._give_up(runner, sentence_of(error))
+            self._give_up(runner, describe_error(error))
             return
         totals: Counter[str] = Counter()
         for part in all_gather_object(sums):
@@ -100,7 +100,7 @@ class ValLossHook(Hook):
             metrics[name] = value
             runner.message_hub.log_scalars.pop(f'val/{name}', None)  # mmengine would log a mean with earlier values
 
-    def _sums_of_losses(self, runner: Runner) -> Counter[str]:
+    def _sum_losses(self, runner: Runner) -> Counter[str]:
         """Return the number of pictures of this process, and the sum of each loss over them.
 
         Processes may wait for each other in the losses, as detectors that share a number of objects do. So they begin a
@@ -162,7 +162,7 @@ def make_loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, 
     Args:
         train: data set of the training, with wrappers.
     """
-    steps = [step for _, step in parts_of(train, 'dataset')]
+    steps = [step for _, step in iter_parts(train, 'dataset')]
     labels = [step for index, step in enumerate(steps) if _loads_labels(step) and step not in steps[:index]]
     packs = [step for step in steps if type_name(step).startswith('Pack')]
     middle = [step for step in val[1:-1] if not _loads_labels(step)]

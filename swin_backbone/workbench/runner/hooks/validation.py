@@ -14,10 +14,10 @@ from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
 from mmengine.runner import Runner, ValLoop
 from mmengine.structures import InstanceData
 
-from ....openmmlab.errors import sentence_of
+from ....openmmlab.errors import describe_error
 from ....whole_files import write_whole
 from ...data.seeds import preserve_rng_state
-from ...resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
+from ...resume.checkpoint_hook import find_checkpoint_hook, make_metric_error
 from ..predict_by_shape import predict_by_shape
 
 
@@ -79,12 +79,12 @@ class MetricNamesHook(Hook):
         try:
             metrics = _trial_metrics(runner)
         except Exception as error:  # no error here stops a training
-            runner.logger.info(f'The validation of one picture failed: {sentence_of(error)}')
+            runner.logger.info(f'The validation of one picture failed: {describe_error(error)}')
             return
         checkpoint = find_checkpoint_hook(runner)
         for setting, name in named:
             if name not in metrics and not name.startswith('val_'):  # `val_loss` and its terms: see ValLossHook
-                raise unknown_metric(setting, name, metrics)
+                raise make_metric_error(setting, name, metrics)
         if checkpoint is not None:
             checkpoint.metric_names = metrics
 
@@ -134,7 +134,7 @@ def collect_error(errors: list[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        errors.append(sentence_of(error))
+        errors.append(describe_error(error))
 
 
 def raise_together(errors: list[str], group: Any = None) -> None:
