@@ -29,25 +29,11 @@ class PredictByShapeHook(Hook):
 
     restore: Optional[Callable[[], None]] = None  # the model's own step, during a loop
 
-    def before_val_epoch(self, runner: Runner) -> None:
-        self._replace(runner.model, 'val_step')
-
-    def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        self.close()
-
-    def before_test_epoch(self, runner: Runner) -> None:
-        self._replace(runner.model, 'test_step')
-
-    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the model its own step back, also after an error in the loop."""
-        if self.restore is not None:
-            self.restore()
-            self.restore = None
-
-    def _replace(self, model: Any, name: str) -> None:
+    def _before_epoch(self, runner: Runner, mode: str = 'train') -> None:
+        """Replace the step. mmengine calls this method before each epoch of a training, validation or test."""
+        if mode == 'train':
+            return
+        model, name = runner.model, f'{mode}_step'
         before = vars(model).get(name)  # a method that a user has set on the instance
 
         def restore() -> None:
@@ -57,6 +43,15 @@ class PredictByShapeHook(Hook):
 
         self.restore = restore
         setattr(model, name, partial(predict_by_shape, getattr(model, name)))
+
+    def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the model its own step back, also after an error in the loop."""
+        if self.restore is not None:
+            self.restore()
+            self.restore = None
 
 
 class MetricNamesHook(Hook):
@@ -196,13 +191,8 @@ class MaskAreasHook(Hook):
     and AP by size differs from the printed AP.
     """
 
-    def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        self._remove_boxes(runner.val_loop)
-
-    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        self._remove_boxes(runner.test_loop)
-
-    def _remove_boxes(self, loop: Any) -> None:
+    def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
+        loop = getattr(runner, f'{mode}_loop')
         for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):  # not in every foreign loop
             prefix = getattr(metric, 'outfile_prefix', None)
             path = Path(f'{prefix}.segm.json')
