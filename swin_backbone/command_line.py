@@ -9,14 +9,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import fill
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
-from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, import_package
+from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, import_package, refuse_options
 
 if TYPE_CHECKING:
     from swin_backbone.workbench.job import Job
@@ -173,6 +173,14 @@ class Parser(argparse.ArgumentParser):
         meant = {word: self._find_similar_option(word) for word in words if word.startswith('--')}
         hints = [f'{option} in place of {word}' for word, option in meant.items() if option]
         super().error(message + (f'; did you mean {", ".join(hints)}?' if hints else ''))
+
+    def refuse(self, args: argparse.Namespace, names: Collection[str], reason: str) -> None:
+        """Exit with status 2 and the error of `refuse_options`."""
+        defaults = {action.dest: action.default for action in self._actions if action.dest in names}
+        try:
+            refuse_options(args, defaults, reason, defaults)
+        except ValueError as error:
+            self.error(str(error))
 
     def _find_similar_option(self, word: str) -> Optional[str]:
         """Return the option that other programs call `word`, or the option with the most similar name."""

@@ -319,7 +319,7 @@ def refuse_options(values: object, names: Iterable[str], reason: str, defaults: 
     """
     for name in names:
         value = getattr(values, name)
-        if _is_given(value, defaults[name]):
+        if value not in (None, defaults[name]):
             shown = '' if value is True else f' {value}'
             raise ValueError(f'{_name_option(name)}{shown} {reason}')
 
@@ -337,13 +337,9 @@ def describe_unused_options(values: Any, scope: Optional[str], *more: str) -> st
         _name_option(name)
         for name, option in OPTION_FIELDS.items()
         if option.metadata['models'] and not {kind, *more} & {*option.metadata['models']}
-        if _is_given(getattr(values, name, None), option.default)
+        if getattr(values, name, None) not in (None, option.default)
     ]
     return f'without effect on a {kind}: {", ".join(unused)}' if kind and unused else ''
-
-
-def _is_given(value: Any, default: Any) -> bool:
-    return value is not None and value != default
 
 
 def _name_option(name: str) -> str:

@@ -26,7 +26,6 @@ import sys
 from pathlib import Path
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import refuse_options
 
 OF_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 'debug'}
 
@@ -51,13 +50,10 @@ def parse_args() -> argparse.Namespace:
     are_given = [value is not None for value in (args.labels, args.results, args.config, args.checkpoint)]
     if are_given not in ([True, True, False, False], [False, False, True, True]):
         parser.error('give CONFIG CKPT, or --labels L --results R')
-    of_files = args.labels is not None
-    names = sorted(vars(args).keys() - OF_FILES) if of_files else ['pictures']
-    reason = f'{"is not used with" if of_files else "takes"} --labels and --results'
-    try:
-        refuse_options(args, names, reason, {name: parser.get_default(name) for name in names})
-    except ValueError as error:
-        parser.error(str(error))
+    if args.labels is None:
+        parser.refuse(args, ('pictures',), 'takes --labels and --results')
+    else:
+        parser.refuse(args, vars(args).keys() - OF_FILES, 'is not used with --labels and --results')
     return args
 
 

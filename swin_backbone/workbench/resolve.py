@@ -20,12 +20,12 @@ from mmengine.config import Config
 from ..openmmlab.config_parts import iter_parts, summarize, type_name
 from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.backbone import swap_backbone
-from ..options import Options
+from ..options import DEFAULTS, TRAINING_OPTIONS, Options
 from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, get_setting
 from .configs.data_parts import list_dataset_configs
 from .configs.published import set_initial_weights
-from .configs.training_settings import apply_settings, describe_lr, has_settings, scale_schedule, set_workers
+from .configs.training_settings import apply_settings, describe_lr, scale_schedule, set_workers
 from .configs.visualizer import enable_vis
 from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
@@ -110,7 +110,7 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     """
     cfg: Config = copy.deepcopy(config)
     datasets, changes = BuiltDatasets(cfg), list[str]()
-    if data is not None or has_settings(options):
+    if data is not None or any(getattr(options, name) != DEFAULTS[name] for name in TRAINING_OPTIONS.split()):
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         apply_settings(cfg, options)

@@ -28,7 +28,8 @@ def check_classes(cfg: Config) -> None:
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for phase in ('train', 'val', 'test'):
             for where, dataset in list_dataset_configs(cfg, phase):
-                if not _is_published(dataset):
+                package = getattr(find_class(dataset), '__module__', '').partition('.')[0]
+                if package not in TOOLBOXES or _find_named_classes(dataset) is not None:
                     compare_classes(cfg, find_class_names(dataset), where)
 
 
@@ -57,17 +58,12 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
 
 def find_class_names(dataset: dict[str, Any]) -> Sequence[str]:
     """Return the names of the classes of a data set's config in the current scope; () without names."""
-    classes = _named_classes(dataset)
+    classes = _find_named_classes(dataset)
     if classes is None:
         classes = getattr(find_class(dataset), 'METAINFO', {}).get('classes')
     return classes if isinstance(classes, (list, tuple)) else ()
 
 
-def _named_classes(dataset: dict[str, Any]) -> Any:
+def _find_named_classes(dataset: dict[str, Any]) -> Any:
     metainfo = dataset.get('metainfo')
     return metainfo.get('classes') if isinstance(metainfo, dict) else None
-
-
-def _is_published(dataset: dict[str, Any]) -> bool:
-    package = getattr(find_class(dataset), '__module__', '').partition('.')[0]
-    return package in TOOLBOXES and _named_classes(dataset) is None

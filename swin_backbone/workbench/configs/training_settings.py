@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 
 from ...openmmlab.config_parts import iter_parts, type_name, walk
 from ...openmmlab.errors import ConfigError
-from ...options import TRAINING_OPTIONS, Options
+from ...options import Options
 from .cfg_options import get_setting
 from .data_parts import list_metric_configs
 
@@ -30,12 +30,6 @@ SAME_AS = {
     'resume': ('load_from', 'resume'),
 }
 SIZE_DIVISOR = 32  # pixels: a side that is a multiple stays one
-
-
-def has_settings(options: Options) -> bool:
-    """Return whether options change the training of a config."""
-    values = [getattr(options, name) for name in TRAINING_OPTIONS.split()]
-    return any(value is not None and value is not False for value in values)  # 0 is a seed
 
 
 def require_no_second_values(options: Options) -> None:

@@ -22,7 +22,7 @@ def read_rank(launcher: str) -> int:
     Raises:
         ValueError: if the launcher did not start this process.
     """
-    return 0 if launcher == 'none' else _read_read_read_read_variable(launcher, 0)
+    return 0 if launcher == 'none' else _read_variable(launcher, 0)
 
 
 def read_world_size(launcher: str) -> int:
@@ -31,10 +31,10 @@ def read_world_size(launcher: str) -> int:
     Raises:
         ValueError: see `read_rank`.
     """
-    return 1 if launcher == 'none' else _read_read_read_read_variable(launcher, 1)
+    return 1 if launcher == 'none' else _read_variable(launcher, 1)
 
 
-def _read_read_read_read_variable(launcher: str, index: int) -> int:
+def _read_variable(launcher: str, index: int) -> int:
     name = VARIABLES[launcher][index]
     if name not in os.environ:
         raise ValueError(f'--launcher {launcher} takes processes that it starts, got a process without {name}')
