@@ -217,6 +217,6 @@ def print_profile(arch: str, sizes: Sequence[tuple[int, int]], dtype: torch.dtyp
     with tempfile.TemporaryDirectory() as folder:
         clocks = use_clocks(Path(folder))
         for H, W in sizes:
-            pairs = dtype is torch.bfloat16 and memory.libswin().has_bf16_gemm
+            pairs = dtype is torch.bfloat16 and memory.get_libswin().has_bf16_gemm
             rows = measure_kinds(clocks, make_run(model, torch.randn(1, 3, H, W), train, dtype), pairs)
-            print_rows(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.libswin().isa}, one thread')
+            print_rows(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.get_libswin().isa}, one thread')

@@ -92,7 +92,7 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     lock = Lock()
 
     @wraps(build)
-    def find(*sizes: Any) -> Tensor:
+    def look_up(*sizes: Any) -> Tensor:
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         if is_traced or _peek_transform() is not None:
             return build(*sizes)
@@ -117,4 +117,4 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     size -= tables.popitem(last=False)[1].nbytes
         return table
 
-    return find
+    return look_up

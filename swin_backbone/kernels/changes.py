@@ -17,10 +17,10 @@ from ..compat import constant_when_compiled
 from ..modes import needs_torch_op
 from ..replace import Reason
 
-Read = TypeVar('Read')
+Result = TypeVar('Result')
 Modules = dict[str, Any]  # inside a layer, by name
 PACKAGES = 'swin_backbone', 'torch'  # the forward of a class of theirs depends on the module alone
-_recorded_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
+_recorded_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
 
 
 def record_methods(classes: Iterable[Any]) -> None:
@@ -30,7 +30,7 @@ def record_methods(classes: Iterable[Any]) -> None:
     """
     for cls in classes:
         if cls not in _recorded_methods:
-            names = methods_of(cls) if cls.__module__.startswith(PACKAGES[0]) else {'forward'}
+            names = list_methods(cls) if cls.__module__.startswith(PACKAGES[0]) else {'forward'}
             _recorded_methods[cls] = {name: getattr(cls, name) for name in names - {'__call__', '_call_impl'}}
 
 
@@ -57,16 +57,16 @@ def shadows_methods(module: nn.Module, cls: Any) -> bool:
     """Return whether an instance attribute shadows a method of the class that a call may run."""
     if torch.compiler.is_dynamo_compiling():  # traces neither `isdisjoint` nor a cache; `getattr` is a guard
         return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(cls))
-    return not module.__dict__.keys().isdisjoint(methods_of(cls))
+    return not module.__dict__.keys().isdisjoint(list_methods(cls))
 
 
 @constant_when_compiled
 def _methods_when_compiled(cls: Any) -> tuple[str, ...]:
-    return tuple(sorted(methods_of(cls)))
+    return tuple(sorted(list_methods(cls)))
 
 
 @lru_cache(maxsize=256)
-def methods_of(cls: Any) -> frozenset[str]:
+def list_methods(cls: Any) -> frozenset[str]:
     """Return the names of the methods of a class that a call may run. An instance attribute of the name shadows one."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
     names = {name for base in bases for name, value in vars(base).items() if callable(value)}
@@ -98,9 +98,9 @@ def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Unio
     return modules
 
 
-MODULE_ATTRIBUTES = [*nn.Module().__dict__]  # attributes that `nn.Module.__init__` sets: the first ones of a module
+BASE_ATTRIBUTES = frozenset(nn.Module().__dict__)  # that `nn.Module.__init__` sets
 HOOKS = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
-NAMED = '_parameters', '_buffers', '_modules', *HOOKS  # attributes of a module with names or numbers
+DICTS = '_parameters', '_buffers', '_modules', *HOOKS  # attributes of a module that change in place
 IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
 MAX_READINGS = 64  # of a module
 
@@ -108,7 +108,7 @@ MAX_READINGS = 64  # of a module
 _readings: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = WeakKeyDictionary()
 
 
-def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor) -> Read:
+def read_once(read: Callable[[Any, Tensor], Result], module: nn.Module, x: Tensor) -> Result:
     """Return `read(module, x)`, cached until the module, the shape of `x` or autocast changes.
 
     In a graph, with gradients, and for a class of a user, whose forward may depend on other state, every call reads.
@@ -128,7 +128,7 @@ def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor)
         if _has_complete_state(module):
             _readings[module] = state, results
     key = x.shape, torch.is_autocast_enabled('cpu') and torch.get_autocast_dtype('cpu')
-    result: Optional[Read] = results.get(key)
+    result: Optional[Result] = results.get(key)
     if result is None:
         if len(results) >= MAX_READINGS:
             results.clear()
@@ -139,21 +139,17 @@ def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor)
 def list_state(layer: nn.Module) -> list[Any]:
     """Return what a user can change on a layer and on the modules inside, for a comparison by `is`.
 
-    A module has a class with methods, a mode, attributes, tensors, modules and hooks. The order of names is part of it.
+    A module has a class with methods, and attributes. Some attributes are dicts: of tensors, modules and hooks.
     """
     state: list[Any] = []
-    modules, seen, classes, count = [layer], {layer}, dict[Any, bool](), len(MODULE_ATTRIBUTES)
+    modules, seen, classes = [layer], {layer}, dict[Any, bool]()
     for module in modules:  # the list grows in the loop
-        cls, attributes = type(module), module.__dict__
-        classes[cls] = True
-        state += cls, attributes.get('training')
-        if len(attributes) > count:
-            state += [*attributes][count:]
-            state += [*attributes.values()][count:]
-        for named in map(attributes.get, NAMED):
-            if named:
-                state += named
-                state += named.values()
+        attributes = module.__dict__
+        classes[type(module)] = True
+        state += type(module), *attributes, *attributes.values()
+        for contents in map(attributes.get, DICTS):
+            if contents:
+                state += *contents, *contents.values()
         children = attributes.get('_modules')
         if children:
             inside = [child for child in children.values() if child is not None and child not in seen]
@@ -161,21 +157,17 @@ def list_state(layer: nn.Module) -> list[Any]:
             modules += inside
     for cls in classes:
         state += cls.forward, cls.__call__, cls._call_impl
-        for base in classes_of_ours(cls):
+        for base in list_own_classes(cls):
             state += vars(base).values()
     return state
 
 
 def _has_complete_state(layer: nn.Module) -> bool:
-    """Return whether `list_state` shows every change of a layer: no attribute changes in place, or is skipped."""
+    """Return whether `list_state` shows every change of a layer: no other attribute changes in place."""
     if type(layer).__module__.partition('.')[0] not in PACKAGES:
         return False
-    count = len(MODULE_ATTRIBUTES)
-    for module in layer.modules():
-        names, values = [*module.__dict__], [*module.__dict__.values()]
-        if names[:count] != MODULE_ATTRIBUTES or not all(isinstance(value, IMMUTABLE) for value in values[count:]):
-            return False
-    return True
+    attributes = [item for module in layer.modules() for item in vars(module).items()]
+    return all(name in BASE_ATTRIBUTES or isinstance(value, IMMUTABLE) for name, value in attributes)
 
 
 def forget_readings(module: nn.Module) -> None:
@@ -185,6 +177,6 @@ def forget_readings(module: nn.Module) -> None:
 
 
 @lru_cache(maxsize=256)
-def classes_of_ours(cls: Any) -> tuple[type, ...]:
+def list_own_classes(cls: Any) -> tuple[type, ...]:
     """Return the classes of this package among a class and its bases."""
     return tuple(base for base in cls.__mro__ if base.__module__.partition('.')[0] == PACKAGES[0])

@@ -42,7 +42,7 @@ class Windows(NamedTuple):
         """Return the windows of maps, row by row, with zeros for padding: (L, N, C)."""
         B, H, W, C = x_BHWC.shape
         tokens_BTC, T = x_BHWC.reshape(B, H * W, C), self.height * self.width
-        (rows, columns), (Wh, Ww) = self.grid(), self.window_size
+        (rows, columns), (Wh, Ww) = self.count_windows(), self.window_size
         # A graph must not compare sizes, and always pads.
         has_symbols = torch.compiler.is_dynamo_compiling() or not isinstance(T, int)
         if has_symbols or rows * columns * Wh * Ww > T:
@@ -52,34 +52,34 @@ class Windows(NamedTuple):
 
     def reverse(self, y_LNC: Tensor, batch: int) -> Tensor:
         """Put the tokens of windows back on their maps: (B, H, W, C)."""
-        (rows, columns), (Wh, Ww), C = self.grid(), self.window_size, y_LNC.shape[-1]
+        (rows, columns), (Wh, Ww), C = self.count_windows(), self.window_size, y_LNC.shape[-1]
         place_of = find_places(self, y_LNC.device)
         tokens_BTC = y_LNC.reshape(batch, rows * columns * Wh * Ww, C).index_select(1, place_of)
         return tokens_BTC.view(batch, self.height, self.width, C)
 
-    def allowed_mask(self, device: torch.device) -> Optional[Tensor]:
+    def make_mask(self, device: torch.device) -> Optional[Tensor]:
         """Return where attention is allowed, (G, 1, N, N), or None if it is everywhere.
 
-        Places attend to each other inside a region, see `regions`.
+        Places attend to each other inside a region, see `find_regions`.
         """
         if not (any(self.shift) or self.mask_padding):
             return None
-        (rows, columns), (Wh, Ww) = self.grid(), self.window_size
-        row_regions, column_regions = self.regions(0, device), self.regions(1, device)
+        (rows, columns), (Wh, Ww) = self.count_windows(), self.window_size
+        row_regions, column_regions = self.find_regions(0, device), self.find_regions(1, device)
         region_GN = (row_regions[:, None, :, None] * 3 + column_regions[None, :, None, :]).view(rows * columns, Wh * Ww)
         return (region_GN[:, :, None] == region_GN[:, None])[:, None]
 
-    def grid(self) -> Size:
+    def count_windows(self) -> Size:
         """Return the rows and columns of windows of a map."""
         (above, left), (Wh, Ww) = self.pad_before, self.window_size
         return (above + self.height + Wh - 1) // Wh, (left + self.width + Ww - 1) // Ww
 
-    def regions(self, axis: int, device: torch.device) -> Tensor:
+    def find_regions(self, axis: int, device: torch.device) -> Tensor:
         """Return the region of each place along an axis: (windows, places of a window).
 
         Region 1 is what the roll moved to the end of the axis, region 2 masked padding, and region 0 the rest.
         """
-        window, shift, count = self.window_size[axis], self.shift[axis], self.grid()[axis]
+        window, shift, count = self.window_size[axis], self.shift[axis], self.count_windows()[axis]
         place_S = torch.arange(count * window, device=device)
         region_S = (place_S >= count * window - shift).long()
         if self.mask_padding:
@@ -107,7 +107,7 @@ def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the index of the token at each place of one image, from 0 to T - 1, or T at padding: (G * N,)."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.grid(), windows.window_size, windows.pad_before
+    (rows, columns), (Wh, Ww), (above, left) = windows.count_windows(), windows.window_size, windows.pad_before
     # Tokens are numbered from -T to -1, and T is added at the end: the zeros of `F.pad` become T.
     token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
     token_YX = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
@@ -120,7 +120,7 @@ def find_tokens(windows: Windows, device: torch.device) -> Tensor:
 def find_places(windows: Windows, device: torch.device) -> Tensor:
     """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.grid(), windows.window_size, windows.pad_before
+    (rows, columns), (Wh, Ww), (above, left) = windows.count_windows(), windows.window_size, windows.pad_before
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
     place_YX = _swap_middle(place).view(rows * Wh, columns * Ww)
     if any(windows.shift):

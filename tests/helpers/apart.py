@@ -22,6 +22,6 @@ def _call(function, arguments, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load_library.cache_clear()
-    memory.libswin.cache_clear()
+    memory.get_libswin.cache_clear()
     availability.find_unsupported_dtype.cache_clear()
     return function(*arguments)

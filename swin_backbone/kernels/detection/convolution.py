@@ -18,7 +18,15 @@ from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_unsupported_dtype
 from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import GEMM_DTYPES, Convolution
-from ..native.memory import Cache, cached_while_unchanged, checked_address, dtype_number, empty, is_readable, libswin
+from ..native.memory import (
+    Cache,
+    cached_while_unchanged,
+    checked_address,
+    dtype_number,
+    empty,
+    get_libswin,
+    is_readable,
+)
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
@@ -85,7 +93,7 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
     if dtype is None or find_unsupported_dtype(dtype) is not None:
         return False
-    return GEMM_DTYPES[dtype] is torch.float32 or libswin().isa != 'amx'
+    return GEMM_DTYPES[dtype] is torch.float32 or get_libswin().isa != 'amx'
 
 
 def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
@@ -164,7 +172,7 @@ class _Convolution(NamedTuple):
         by_torch = needed[0] and grad_x is None, *needed[1:3]
         if any(by_torch):
             # torch emulates products of bfloat16 on a processor without bfloat16
-            wide = x_BHWC.dtype if libswin().has_bf16_gemm else torch.float32
+            wide = x_BHWC.dtype if get_libswin().has_bf16_gemm else torch.float32
             grad_x_BCHW, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.to(wide).permute(0, 3, 1, 2),
                 x_BHWC.to(wide).permute(0, 3, 1, 2),
@@ -201,7 +209,7 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     N, C = weight_NC33.shape[:2]
     packed = empty(POINTS[tile] * N * C)
     weight_ptr, packed_ptr = checked_address('weight', weight_N33C), checked_address('packed weight', packed)
-    libswin().pack_convolution(weight_ptr, tile, N, C, torch.get_num_threads(), packed_ptr)
+    get_libswin().pack_convolution(weight_ptr, tile, N, C, torch.get_num_threads(), packed_ptr)
     return packed
 
 
@@ -216,5 +224,5 @@ def convolve_packed(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[
         weight=checked_address('packed', packed, (POINTS[tile] * N * C,)), bias=checked_address('bias', bias_N, (N,)),
     )  # fmt: skip
     x, y = (checked_address('map', maps, dtype=x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
-    libswin().convolution_forward(byref(structure), x, y)
+    get_libswin().convolution_forward(byref(structure), x, y)
     return y_BHWN

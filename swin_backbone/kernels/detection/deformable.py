@@ -15,7 +15,7 @@ from torch import Tensor
 from ...modes import needs_torch_op
 from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import Deformable
-from ..native.memory import checked_address, empty, libswin
+from ..native.memory import checked_address, empty, get_libswin
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
@@ -69,7 +69,7 @@ class _Deformable(NamedTuple):
     def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         places, weights = prepared
         structure, arrays, y_BQhd = self.locate(values, places, weights)
-        libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd))
+        get_libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd))
         return (y_BQhd,)
 
     def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
@@ -100,7 +100,7 @@ class _Deformable(NamedTuple):
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
         grad = checked_address('gradient', grad_BQhd, y_BQhd.shape)
         grad_addresses = [checked_address('gradient', tensor) for tensor in gradients]
-        libswin().deformable_backward(byref(structure), *arrays, grad, *grad_addresses)
+        get_libswin().deformable_backward(byref(structure), *arrays, grad, *grad_addresses)
         return gradients
 
 

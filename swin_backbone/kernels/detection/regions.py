@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlign
-from ..native.memory import checked_address, dtype_number, libswin
+from ..native.memory import checked_address, dtype_number, get_libswin
 from ..native.size_limits import is_within
 
 
@@ -35,7 +35,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
     structure = _structure(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
     pooled = checked_address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
-    libswin().roi_align_forward(byref(structure), _address_of_maps(maps_BCHW), pooled)
+    get_libswin().roi_align_forward(byref(structure), _address_of_maps(maps_BCHW), pooled)
 
 
 def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
@@ -48,7 +48,7 @@ def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: T
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
     structure = _structure(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
     grad = checked_address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
-    libswin().roi_align_backward(byref(structure), grad, _address_of_maps(sums_BCHW))
+    get_libswin().roi_align_backward(byref(structure), grad, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
 
@@ -63,7 +63,7 @@ def keep_boxes(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: 
     number = len(boxes_N4)
     indices_N, count = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
     boxes_N4 = boxes_N4.contiguous()
-    libswin().nms(
+    get_libswin().nms(
         *(checked_address('boxes', boxes_N4, (number, 4)), checked_address('order', order_N, (number,), torch.long)),
         *(number, iou_threshold, offset, torch.get_num_threads()),
         *(checked_address('indices', indices_N, (number,), torch.long), byref(count)),

@@ -18,7 +18,7 @@ from ...replace import Reason
 from ..changes import record_methods
 from ..native.availability import PRECISION, find_unsupported_dtype
 from ..swin.single_layer import SWIN_LAYERS, plan_single_layer
-from .foreign_layers import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, find_candidate_layer, run_norm, try_native
+from .foreign_layers import ACCELERATED, BASE_ATTRIBUTE, LayerRecord, find_candidate_layer, run_norm, try_native
 from .trial import try_layer
 
 _logger = getLogger(__name__)
@@ -100,7 +100,7 @@ def _find_unsupported_int8(layer: Any) -> Optional[Reason]:
     return planned if isinstance(planned, str) else None
 
 
-def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, ForeignLayer]) -> list[str]:
+def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, LayerRecord]) -> list[str]:
     """Return the names of the layers of a Swin to accelerate; a norm inside a layer is no layer of its own."""
     prefix = f'{root}.' if root else ''
     # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.

@@ -21,7 +21,7 @@ from ...sizes import Size
 from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import dtype_and_gradients, find_unsupported
 from ..native.computations import BlockWeights, ProjectionComputation
-from ..native.memory import Unsupported, cache_of, free_if_elsewhere
+from ..native.memory import Unsupported, find_cache, free_if_elsewhere
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
@@ -38,11 +38,11 @@ RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
 MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'input_dimensions'])
 
 
-class ForeignLayer(NamedTuple):
+class LayerRecord(NamedTuple):
     """How the library computes a layer of another package, and the state of the layer when it was accelerated."""
 
     label: str  # in the log
-    run: Callable[[Any, 'ForeignLayer', CallArgs], Any]  # returns the output; None: call the original
+    run: Callable[[Any, 'LayerRecord', CallArgs], Any]  # returns the output; None: call the original
     types: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
@@ -51,49 +51,49 @@ class ForeignLayer(NamedTuple):
     stages: Stages = SWIN_T_STAGES  # of the Swin around the layer
 
 
-def find_candidate_layer(module: Any) -> Optional[ForeignLayer]:
+def find_candidate_layer(module: Any) -> Optional[LayerRecord]:
     """Return how the library computes a module that may be a layer of a Swin; None for other modules.
 
     Every LayerNorm and every module with a convolution `projection` is a candidate, until `accelerate` finds a Swin
     around it.
     """
     arguments, modules = list_arguments(module), list_modules(module)
-    types, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
+    types, settings = {name: type(inside) for name, inside in modules.items()}, _list_settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
-        return ForeignLayer('merging', run_merging, types, settings, module.reduction.in_features // 4)
+        return LayerRecord('merging', run_merging, types, settings, module.reduction.in_features // 4)
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
-        return ForeignLayer('embedding', run_embedding, types, settings, module.projection.in_channels)
+        return LayerRecord('embedding', run_embedding, types, settings, module.projection.in_channels)
     if type(module) is nn.LayerNorm:
-        return ForeignLayer('norm', run_norm, types, settings, module.normalized_shape[-1])
+        return LayerRecord('norm', run_norm, types, settings, module.normalized_shape[-1])
     origin_and_names = find_origin(module)
     if origin_and_names is None:
         return None
     channels = next(len(inside.weight) for inside in modules.values() if isinstance(inside, nn.LayerNorm))
-    return ForeignLayer('block', run_block, types, settings, channels, *origin_and_names)
+    return LayerRecord('block', run_block, types, settings, channels, *origin_and_names)
 
 
 def find_unsupported_call(layer: Any, x: Any) -> Optional[Reason]:
     """Return why the library does not compute a layer for `x`; None: nothing has changed."""
-    foreign: ForeignLayer = vars(layer)[ACCELERATED]
+    record: LayerRecord = vars(layer)[ACCELERATED]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'
     reason, cls = find_unsupported(x), cast(Any, type(layer))
-    modules = reason or read_modules(layer, foreign.types)
+    modules = reason or read_modules(layer, record.types)
     if isinstance(modules, str):
         return modules
     if shadows_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
         return 'A method of the layer has changed.'
-    if _settings(modules) != foreign.settings:
+    if _list_settings(modules) != record.settings:
         return f'One of {", ".join(COMPARED_SETTINGS)} has changed.'
-    if any(owner.training and getattr(owner, name) for owner, name in rates_in(modules, foreign)):
+    if any(owner.training and getattr(owner, name) for owner, name in list_rates(modules, record)):
         return 'The compiled library has no dropout, and a dropout rate is above 0.'
     return None
 
 
 def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
-    foreign: Optional[ForeignLayer] = vars(layer).get(ACCELERATED)
-    if foreign is None:
+    record: Optional[LayerRecord] = vars(layer).get(ACCELERATED)
+    if record is None:
         return None
     x = next(iter((*args, *kwargs.values())), None)
     if find_unsupported_call(layer, x) is not None:
@@ -104,12 +104,12 @@ def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     if call_args is None:
         return None
     try:
-        return foreign.run(layer, foreign, call_args)
+        return record.run(layer, record, call_args)
     except Unsupported:
         return None
 
 
-def _settings(modules: Modules) -> dict[str, Any]:
+def _list_settings(modules: Modules) -> dict[str, Any]:
     return {
         f'{path}.{name}': vars(module)[name]
         for path, module in modules.items()
@@ -118,34 +118,35 @@ def _settings(modules: Modules) -> dict[str, Any]:
     }
 
 
-def rates_in(modules: Modules, foreign: ForeignLayer) -> list[tuple[Any, str]]:
+def list_rates(modules: Modules, record: LayerRecord) -> list[tuple[Any, str]]:
     """Return owner and attribute of each rate that must be 0 in training: dropout, and drop path of some origins."""
-    names = (*RATES, 'drop_prob') if foreign.origin and not foreign.origin.drop_paths else RATES
+    names = (*RATES, 'drop_prob') if record.origin and not record.origin.drop_paths else RATES
     rates = [(module, name) for module in modules.values() for name in names if vars(module).get(name)]
     return rates + [(module, 'p') for module in modules.values() if isinstance(module, nn.Dropout)]
 
 
-def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
+def run_block(block: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     """Return the output of a block; None: the library does not compute the call."""
-    x_BHWC, x = find_map(block, call_args), next(iter(call_args.values()))
-    recipe = None if x_BHWC is None else _read_block(block, foreign, call_args, x_BHWC)
+    x_BHWC = find_map(block, call_args)
+    recipe = None if x_BHWC is None else _read_foreign_block(block, record, call_args, x_BHWC)
     if x_BHWC is None or recipe is None:
         return None
+    x = next(iter(call_args.values()))
     y = recipe.plan(block, x_BHWC.shape)(x_BHWC).view(x.shape).to(x_BHWC.dtype)
-    if foreign.origin.format.name != 'hf':
+    if record.origin.format.name != 'hf':
         return y
     return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
 
 
-def _read_block(block: Any, foreign: ForeignLayer, call_args: CallArgs, x_BHWC: Tensor) -> Optional[LayerRecipe]:
+def _read_foreign_block(block: Any, record: LayerRecord, call_args: CallArgs, x_BHWC: Tensor) -> Optional[LayerRecipe]:
     """Return the recipe of a block for a call; None: the library does not compute the call."""
     if call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         return None
-    origin = foreign.origin
+    origin = record.origin
     windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    modules: Any = read_modules(block, foreign.types)
-    owners = {ours: modules[path.rpartition('.')[0]] for ours, path in foreign.names.items()}
-    tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in foreign.names.items()}
+    modules: Any = read_modules(block, record.types)
+    owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
+    tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     is_v2 = LOGIT_SCALE in tensors
     num_offsets = tensors[COORDINATES].numel() // 2 if is_v2 else len(tensors[BIAS_TABLE])
     if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
@@ -163,10 +164,10 @@ def _read_block(block: Any, foreign: ForeignLayer, call_args: CallArgs, x_BHWC: 
         windows.window_size,
         scale,
         tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners),
-        foreign.stages,
-        by_torch=partial(_call_original, [*foreign.names.values()], dict(others), x.shape),
+        record.stages,
+        by_torch=partial(_call_original, [*record.names.values()], dict(others), x.shape),
         make_weights=partial(_make_canonical_weights, origin.format, windows.window_size, [*tensors]),
-        draw_drop_path=partial(_draw_drop_path, block, origin),
+        draw_drop_path=partial(_draw_original_drop_path, block, origin),
         pads_first=origin.pads_first,
     )
 
@@ -177,7 +178,7 @@ def _make_canonical_weights(format: Format, window_size: Size, names: list[str],
     return make_block_weights(w, window_size, window_size)
 
 
-def _draw_drop_path(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
+def _draw_original_drop_path(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
     """Return the factors of both branches, (2, B), drawn by the original's modules; None: all are 1."""
     modules = [block.get_submodule(name) for name in origin.drop_paths.split()]
     if all(type(module) is nn.Identity or not module.training for module in modules):
@@ -186,37 +187,42 @@ def _draw_drop_path(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optiona
     return torch.stack([*(module(ones_B11).flatten() for module in modules), ones_B11.flatten()][:2])
 
 
-def run_merging(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
-    x_BHWC, (*norm, eps), channels = find_map(module, call_args), norm_values(module.norm), module.reduction.in_features
-    tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
+def run_merging(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
+    """Return the output of patch merging; None: the library does not compute the call."""
+    x_BHWC = find_map(module, call_args)
     if x_BHWC is None or module.reduction.bias is not None:
         return None
-    is_unfold = hasattr(module, 'sampler')
+    norm_weight, norm_bias, eps = norm_values(module.norm)
+    tensors: list[Any] = [module.reduction.weight, None, norm_weight, norm_bias]
+    channels, is_unfold = module.reduction.in_features, hasattr(module, 'sampler')
 
     def make_weights(*tensors: Optional[Tensor]) -> list[Optional[Tensor]]:
         if is_unfold:
             return [*tensors]  # the norm of V2 is behind the reduction
         return [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
 
-    post_norm = norm[0] is not None and len(norm[0]) != channels
+    post_norm = norm_weight is not None and len(norm_weight) != channels
     (_, x), *others = call_args.items()
     names = ['reduction.weight', 'reduction.bias', *PROJECTION_NORM]
     dtype, has_gradients = dtype_and_gradients(module, x_BHWC, *tensors)
-    computation = ProjectionComputation(True, eps, post_norm, dtype, cache_of(module), has_gradients)
+    computation = ProjectionComputation(True, eps, post_norm, dtype, find_cache(module), has_gradients)
     by_torch = partial(_call_original, names, dict(others), x.shape)
     y_BHWC = LayerRecipe(computation, by_torch, tensors, make_weights).plan(module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
 
-def run_embedding(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
-    (x,), conv, (*norm, eps) = call_args.values(), module.projection, norm_values(getattr(module, 'norm', None))
+def run_embedding(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
+    """Return the output of patch embedding; None: the library does not compute the call."""
+    (x,), conv = call_args.values(), module.projection
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or x.dim() != 4:
         return None
-    tensors, names = (conv.weight, conv.bias, *norm), ['projection.weight', 'projection.bias', *PROJECTION_NORM]
+    norm_weight, norm_bias, eps = norm_values(getattr(module, 'norm', None))
+    tensors = conv.weight, conv.bias, norm_weight, norm_bias
+    names = ['projection.weight', 'projection.bias', *PROJECTION_NORM]
     dtype, has_gradients = dtype_and_gradients(module, x, *tensors)
-    computation = ProjectionComputation(False, eps, True, dtype, cache_of(module), has_gradients)
+    computation = ProjectionComputation(False, eps, True, dtype, find_cache(module), has_gradients)
     by_torch = partial(_call_original, names, {}, x.shape)
     y_BHWC = LayerRecipe(computation, by_torch, tensors).plan(module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
@@ -224,7 +230,7 @@ def run_embedding(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> An
     return y, tuple(y_BHWC.shape[1:3])
 
 
-def run_norm(norm: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
+def run_norm(norm: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = call_args['input']
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):

@@ -57,14 +57,14 @@ def _read_toolbox(block: Any, call_args: CallArgs, size: Size) -> Optional[Windo
 
 def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
     windows = read_windows(block, call_args, size)
-    allowed_GNN, given_GNN = find_allowed(windows), call_args['mask_matrix']
+    allowed_GNN, given_GNN = find_mask(windows), call_args['mask_matrix']
     is_known = allowed_GNN is None or (given_GNN is not None and torch.equal(given_GNN == 0, allowed_GNN))
     return windows if is_known else None
 
 
 @lru_cache(maxsize=8)
-def find_allowed(windows: Windows) -> Optional[Tensor]:
-    allowed_G1NN = windows.allowed_mask(torch.device('cpu'))
+def find_mask(windows: Windows) -> Optional[Tensor]:
+    allowed_G1NN = windows.make_mask(torch.device('cpu'))
     return None if allowed_G1NN is None else allowed_G1NN[:, 0]
 
 
@@ -72,7 +72,8 @@ def _read_timm(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]
     windows = read_windows(block, call_args, size)
     height, width = block.input_resolution
     has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
-    return None if has_mask and windows.grid() != windows._replace(height=height, width=width).grid() else windows
+    own = windows._replace(height=height, width=width)
+    return None if has_mask and windows.count_windows() != own.count_windows() else windows
 
 
 def _read_torchvision(block: Any, call_args: CallArgs, size: Size) -> Windows:

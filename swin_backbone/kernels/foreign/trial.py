@@ -1,4 +1,4 @@
-"""Compare a foreign layer with its computation by the compiled library, on random weights and a random map."""
+"""Compare a layer of another package with the compiled library, on random weights and a random map."""
 
 import copy
 import math
@@ -16,25 +16,25 @@ from .. import native
 from ..changes import read_modules
 from ..native.memory import Unsupported, checked_address
 from .calls import CallArgs, list_arguments
-from .foreign_layers import ACCELERATED, ForeignLayer, rates_in, run_embedding, try_native
-from .origins import find_allowed, read_windows
+from .foreign_layers import ACCELERATED, LayerRecord, list_rates, run_embedding, try_native
+from .origins import find_mask, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
-def try_layer(module: nn.Module, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
+def try_layer(module: nn.Module, record: LayerRecord) -> tuple[float, Optional[str]]:
     """Return the largest difference of outputs and gradients, and why the library cannot be used; None: it can."""
     try:
         with preserve_torch_rng(), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
-            return _compare(copy.deepcopy(module), foreign)
+            return _compare(copy.deepcopy(module), record)
     except Unsupported as error:
         return 0.0, str(error)
     except Exception as error:  # code of another package may raise any error
         return 0.0, f'The trial fails: {type(error).__name__}: {error}'
 
 
-def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
+def _compare(module: Any, record: LayerRecord) -> tuple[float, Optional[str]]:
     """Compute a layer by torch and by the library: return the largest difference, and why the library cannot be used.
 
     The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
@@ -42,22 +42,22 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     """
     parameters = [*module.parameters()]
     reason = native.find_unsupported(parameters[0], [parameters[0].dtype])  # `checked_address` has a better reason
-    modules = reason or read_modules(module, foreign.types)
+    modules = reason or read_modules(module, record.types)
     if isinstance(modules, str):
         return 0.0, modules
     for parameter in parameters:
         checked_address('parameter', parameter, allows_gaps=True)
     generator = torch.Generator().manual_seed(0)
     module.train()
-    for owner, name in rates_in(modules, foreign):
+    for owner, name in list_rates(modules, record):
         setattr(owner, name, 0.0)
     for parameter in module.parameters():
         std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.data.copy_(_draw(parameter.shape, generator) * std)
         parameter.requires_grad_(True)
-    arguments = _make_example(module, foreign, generator)
+    arguments = _make_example(module, record, generator)
     original, gradients = _forward_and_backward(module, module.forward, *arguments)
-    module.__dict__[ACCELERATED] = foreign
+    module.__dict__[ACCELERATED] = record
     if try_native(module, *arguments) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
     ours, our_gradients = _forward_and_backward(module, partial(try_native, module), *arguments)
@@ -65,8 +65,8 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     is_tensor = [isinstance(tensor, Tensor) for tensor in outputs]
     if structure != our_structure or is_tensor != [isinstance(tensor, Tensor) for tensor in our_outputs]:
         return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
-    # Differences are divided by the largest number of their tensor, those of gradients at least by a tenth of the
-    # largest gradient: the true gradient of a key's bias is 0.
+    # Divide differences by the largest number of their tensor, for gradients by no less than a tenth of the largest
+    # gradient: the true gradient of a key's bias is 0.
     least = max(float(gradient.abs().max()) for gradient in gradients) / 10
     difference = max(_relative(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
     gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
@@ -75,14 +75,14 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     return largest, None if is_equal else f'The results differ by {largest:.1e}.'
 
 
-def _make_example(module: Any, foreign: ForeignLayer, generator: torch.Generator) -> list[Any]:
+def _make_example(module: Any, record: LayerRecord, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
     names = list_arguments(module)
-    if foreign.run is run_embedding:
+    if record.run is run_embedding:
         height, width = module.projection.kernel_size
-        return [_draw((2, foreign.channels, 5 * height + 1, 7 * width + 1), generator)]
+        return [_draw((2, record.channels, 5 * height + 1, 7 * width + 1), generator)]
     is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm
-    Wh, Ww = read_windows(module, {}, (1, 1)).window_size if foreign.origin else (4, 4)
+    Wh, Ww = read_windows(module, {}, (1, 1)).window_size if record.origin else (4, 4)
     size = 2 * Wh + 1, Ww + max(1, Ww // 2)
     if hasattr(module, 'set_input_size'):
         module.set_input_size(size, (Wh, Ww))
@@ -91,10 +91,10 @@ def _make_example(module: Any, foreign: ForeignLayer, generator: torch.Generator
     call_args: CallArgs = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
     if 'mask_matrix' in names:
         module.H, module.W = size
-        allowed_GNN = find_allowed(read_windows(module, {}, size))
+        allowed_GNN = find_mask(read_windows(module, {}, size))
         call_args['mask_matrix'] = None if allowed_GNN is None else torch.where(allowed_GNN, 0.0, -100.0)
     shape = size if is_map else (math.prod(size),)
-    return [_draw((2, *shape, foreign.channels), generator), *(call_args[name] for name in names[1:])]
+    return [_draw((2, *shape, record.channels), generator), *(call_args[name] for name in names[1:])]
 
 
 def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:

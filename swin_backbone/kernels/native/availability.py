@@ -24,7 +24,7 @@ PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the prec
 
 
 def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Optional[Reason]:
-    """Return why the library does not take `x`; None: it does.
+    """Return the reason why the library refuses `x`; None: it takes `x`.
 
     The device, the dtype and the modes of torch decide.
 
@@ -71,7 +71,7 @@ def _is_onnx_export() -> bool:
 def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[Reason]:
     """Return why the library cannot run in the process or the thread; None: it can."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
-        return 'torch.backends.mkldnn is switched off, which switches the compiled library off too.'
+        return 'torch.backends.mkldnn is switched off; the compiled library follows that switch.'
     if is_library_disabled():
         return 'The compiled library is disabled in this thread, while torch recomputes a forward.'
     return find_unsupported_dtype(dtype)
@@ -113,7 +113,7 @@ def _is_gemm_correct(dtype: torch.dtype) -> bool:
         patch_height=16, patch_width=16,
     )  # fmt: skip
     projection = Projection(dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, linear=panels.data_ptr())
-    memory.libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
+    memory.get_libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
     error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     return bool(error < (1e-5 if GEMM_DTYPES[dtype] is torch.float32 else 2e-2))

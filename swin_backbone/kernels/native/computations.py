@@ -40,7 +40,7 @@ from .memory import (
     checked_address,
     empty,
     empty_aligned,
-    libswin,
+    get_libswin,
     pack_linear,
     require_sizes,
     require_tensor,
@@ -163,7 +163,7 @@ class BlockComputation(NamedTuple):
         saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves_activations else ((), 0, None)
         x = checked_address('x', x_BHWC, copies=copies)
         y = checked_address('y', y_BHWC, x_BHWC.shape)
-        libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
+        get_libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
     def allocate_saved(self, prepared: Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
@@ -178,17 +178,17 @@ class BlockComputation(NamedTuple):
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
         """Return bytes for the saved activations, whatever groups of windows the library chooses.
 
-        The activations of a group of more than 32 windows may not fit. The terms are those of `Saved` in
+        The activations of a group of more than 32 windows may not fit. The terms are those of `SavedActivations` in
         csrc/block/block_group.h: 4 C + D elements of queries, keys, values, attended and hidden tokens, and C of
         float32.
         """
         if not self.saves_activations:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
-        rows, columns = self.windows.grid()
+        rows, columns = self.windows.count_windows()
         L, is_v2 = shape[0] * rows * columns, BlockWeights(*weights).cosine_scale_h is not None
         # Without instructions for bfloat16, rounded numbers of 4 bytes are saved.
-        itemsize = GEMM_DTYPES[self.dtype].itemsize if libswin().has_bf16_gemm else 4
+        itemsize = GEMM_DTYPES[self.dtype].itemsize if get_libswin().has_bf16_gemm else 4
         bytes_per_token = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
         bytes_per_window = -(-N // 32) * 32 * bytes_per_token + 16 * itemsize * C // h + 8 * LINE
         bound: int = LINE + (L + torch.sym_min(L, 32)) * bytes_per_window
@@ -220,7 +220,7 @@ class BlockComputation(NamedTuple):
         )
         x = checked_address('x', x_BHWC, copies=copies)
         grad_y = checked_address('gradient', grad_BHWC, shape)
-        libswin().block_backward(
+        get_libswin().block_backward(
             byref(prepared), (c_void_p * 4)(*panels), x, grad_y, saved_ptr, groups, byref(structure)
         )
         return gradients
@@ -232,7 +232,7 @@ BLOCK_VECTORS = *BlockWeights._fields[8:14], 'position_bias', 'cosine_scale'  # 
 def _find_saved_bytes(block: Block, groups: int) -> tuple[int, int]:
     """Return the number of groups that save activations, and the bytes of a group. `groups=0`: the library decides."""
     number, group_bytes = c_int64(groups), c_int64()
-    libswin().block_saved_size(byref(block), byref(number), byref(group_bytes))
+    get_libswin().block_saved_size(byref(block), byref(number), byref(group_bytes))
     return number.value, group_bytes.value
 
 
@@ -343,7 +343,7 @@ class ProjectionComputation(NamedTuple):
         source, projection, y_shape = prepared
         y_BHWN = empty(y_shape)
         self.locate(x, source, copies)
-        forward = libswin().merge_forward if self.is_merging else libswin().embed_forward
+        forward = get_libswin().merge_forward if self.is_merging else get_libswin().embed_forward
         forward(byref(source), byref(projection), checked_address('y', y_BHWN, y_shape))
         return (y_BHWN,)
 
@@ -390,7 +390,7 @@ class ProjectionComputation(NamedTuple):
         addresses = {name: checked_address('gradient', tensor) or None for name, tensor in gradients.items()}
         panels = checked_address('packed weight', transposed, dtype=transposed.dtype)
         grad_y = checked_address('gradient', grad_BHWN, y_shape)
-        backward = libswin().merge_backward if self.is_merging else libswin().embed_backward
+        backward = get_libswin().merge_backward if self.is_merging else get_libswin().embed_backward
         backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradients(**addresses)))
         grad_x, grad_weight, grad_bias, *grad_norm = gradients.values()
         if self.is_merging:
@@ -448,7 +448,7 @@ class OutputNormComputation(NamedTuple):
         y_BCHW = empty(B, C, H, W)
         x = checked_address('x', x_BHWC, copies=copies)
         y = checked_address('y', y_BCHW)
-        libswin().output_norm_forward(
+        get_libswin().output_norm_forward(
             x, B, H * W, C, prepared.weight, prepared.bias, self.eps, torch.get_num_threads(), y
         )
         return (y_BCHW,)
@@ -463,7 +463,7 @@ class OutputNormComputation(NamedTuple):
         grad_y = checked_address('gradient', grad_BCHW, (B, C, H, W))
         addresses = [checked_address('gradient', tensor) for tensor in gradients]
         threads = torch.get_num_threads()
-        libswin().output_norm_backward(x, grad_y, B, H * W, C, prepared.weight, self.eps, threads, *addresses)
+        get_libswin().output_norm_backward(x, grad_y, B, H * W, C, prepared.weight, self.eps, threads, *addresses)
         return gradients
 
 

@@ -24,7 +24,7 @@ def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
     if isinstance(computation, BlockComputation):
         tensors: Any = weights
         w = BlockWeights(*tensors)
-        rows, columns = computation.windows.grid()
+        rows, columns = computation.windows.count_windows()
         N, C = math.prod(computation.windows.window_size), x.shape[3]
         T, P = math.prod(x.shape[:3]), x.shape[0] * rows * columns * N
         linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight

@@ -23,9 +23,8 @@ from ..changes import forget_readings
 from .library import DTYPES, GEMM_DTYPES, Library, load_library
 from .size_limits import find_unsupported_size
 
-Made = TypeVar('Made')
-# {role: (key, what `make` returned)}, see `cached_while_unchanged`
-Cache = dict[str, tuple[Any, Any]]
+Value = TypeVar('Value')
+Cache = dict[str, tuple[Any, Any]]  # {role: (key, value)}, see `cached_while_unchanged`
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
@@ -33,7 +32,7 @@ empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
 
 
 @lru_cache(maxsize=1)
-def libswin() -> Library:
+def get_libswin() -> Library:
     """Return the loaded library. Without a library, raise a RuntimeError with the reason."""
     loaded, reason = load_library()
     if loaded is None:
@@ -61,10 +60,10 @@ def _is_plain(kind: Any) -> bool:
     return changes_nothing and getattr(kind, dispatch) is getattr(Tensor, dispatch)
 
 
-def empty_aligned(size: int) -> Tensor:
-    """Return memory of `size` bytes, uint8, that begins at a cache line."""
-    memory = empty(size + LINE, dtype=torch.uint8)
-    return memory[-memory.data_ptr() % LINE :][:size]
+def empty_aligned(num_bytes: int) -> Tensor:
+    """Return memory of bytes, uint8, that begins at a cache line."""
+    memory = empty(num_bytes + LINE, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % LINE :][:num_bytes]
 
 
 class Unsupported(ValueError):
@@ -83,18 +82,18 @@ def _find_unsupported_size(function: str, *sizes: Any) -> Optional[Reason]:
     return find_unsupported_size(function, torch.get_num_threads(), *sizes)
 
 
-def require_tensor(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
+def require_tensor(name: str, tensor: Optional[Tensor], shape: Sequence[int]) -> None:
     """Raise `Unsupported` for a tensor that the library does not take. Nothing reads memory; see `checked_address`."""
     if tensor is not None:
         is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_plain_or_fake(tensor)
-        if not is_taken or tuple(tensor.shape) != tuple(sizes):
-            raise Unsupported(describe_unsupported(name, tensor, sizes, float32))
+        if not is_taken or tuple(tensor.shape) != tuple(shape):
+            raise Unsupported(describe_unsupported(name, tensor, shape, float32))
 
 
-def describe_unsupported(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> str:
-    """Return the message for a tensor of other sizes, another dtype or other memory."""
+def describe_unsupported(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Reason:
+    """Return why the library does not take a tensor, but one of the shape and dtype."""
     advice = '; autocast computes in half precision with float32 weights' if tensor.itemsize == 2 else ''
-    wanted, found = ('', '') if tensor.shape == sizes else (f' of {list(sizes)}', f'{list(tensor.shape)}, ')
+    wanted, found = ('', '') if tensor.shape == shape else (f' of {list(shape)}', f'{list(tensor.shape)}, ')
     found = f'{found}{tensor.dtype} on {tensor.device}{advice}'
     return f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.'
 
@@ -102,7 +101,7 @@ def describe_unsupported(name: str, tensor: Tensor, sizes: Sequence[int], dtype:
 def checked_address(
     name: str,
     tensor: Optional[Tensor],
-    sizes: Optional[Sequence[int]] = None,
+    shape: Optional[Sequence[int]] = None,
     dtype: torch.dtype = float32,
     copies: Optional[list[Any]] = None,
     allows_gaps: bool = False,
@@ -110,7 +109,7 @@ def checked_address(
     """Check a tensor, and return its address; None for None. The library gets no other addresses.
 
     Args:
-        sizes: a tuple, the shape that the library takes; None: any shape.
+        shape: that the library takes, a tuple; None: any shape.
         copies: a list that keeps the contiguous copy of a tensor with other strides alive. None: such a tensor is an
             error.
         allows_gaps: whether the library takes any strides.
@@ -120,13 +119,13 @@ def checked_address(
     """
     if tensor is None:
         return None
-    if (sizes is None or tensor.shape == sizes) and tensor.dtype is dtype and is_readable(tensor):
+    if (shape is None or tensor.shape == shape) and tensor.dtype is dtype and is_readable(tensor):
         if copies is not None and not tensor.is_contiguous():
             tensor = tensor.contiguous()
             copies.append(tensor)
         if allows_gaps or tensor.is_contiguous():
             return tensor.data_ptr()
-    raise Unsupported(describe_unsupported(name, tensor, tensor.shape if sizes is None else sizes, dtype))
+    raise Unsupported(describe_unsupported(name, tensor, tensor.shape if shape is None else shape, dtype))
 
 
 def dtype_number(name: str, dtype: torch.dtype) -> int:
@@ -141,13 +140,13 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 
     Args:
         dtype: of the products, equal to autocast's dtype. Products of float16 are computed in float32.
-        unit: outputs that stay together, see swin_pack in csrc/swin.h.
+        unit: neighbouring outputs that stay in one panel, see swin_pack in csrc/swin.h.
     """
     dtype, weight_NK = GEMM_DTYPES[dtype], weight.detach().flatten(1).contiguous()
     (N, K), address = weight_NK.shape, checked_address('weight', weight_NK)
-    panels = empty(libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
+    panels = empty(get_libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
     packed = checked_address('packed weight', panels, dtype=dtype)
-    libswin().pack(DTYPES.index(dtype), address, N, K, unit, transposed, torch.get_num_threads(), packed)
+    get_libswin().pack(DTYPES.index(dtype), address, N, K, unit, transposed, torch.get_num_threads(), packed)
     return panels
 
 
@@ -159,7 +158,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
         *[checked_address('tensor', tensor, dtype=tensor.dtype, copies=copies) for tensor in tensors]
     )
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
-    libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
+    get_libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value
 
 
@@ -167,15 +166,15 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 _caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = WeakKeyDictionary()
 
 
-def cache_of_weight(weight: Tensor) -> Cache:
-    """Return the tensors made from a weight and others of its block. They are freed with the memory of the weight."""
+def find_weight_cache(weight: Tensor) -> Cache:
+    """Return the tensors made from a weight and the block's other tensors; freed with the memory of the weight."""
     return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
 
 
 _caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 
 
-def cache_of(module: nn.Module) -> Cache:
+def find_cache(module: nn.Module) -> Cache:
     """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
     return {} if needs_torch_op() else _caches.setdefault(module, {})
 
@@ -202,11 +201,11 @@ class Packed(NamedTuple):
 def cached_while_unchanged(
     weights: Sequence[Optional[Tensor]],
     settings: tuple[Any, ...],
-    make: Callable[[], Made],
+    make: Callable[[], Value],
     cache: Cache,
     role: str = 'packed',
-) -> Made:
-    """Return the cached result of `make()`, or a new one if a setting or an element of a weight has changed.
+) -> Value:
+    """Return the cached value, or make it if a setting or an element of a weight has changed.
 
     A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
     weights, in less than a seventh of the time of packing. `make` checks what it reads: a hit needs no check.
@@ -216,13 +215,13 @@ def cached_while_unchanged(
     """
     present = [weight for weight in weights if weight is not None]
     key = settings, [w if w is None else (w.shape, w.dtype) for w in weights], checksum(present)
-    made = cache.get(role)  # read once: a second thread may replace the entry
-    if made is not None and made[0] == key:
-        result: Made = made[1]
-        return result
+    entry = cache.get(role)  # read once: a second thread may replace the entry
+    if entry is not None and entry[0] == key:
+        value: Value = entry[1]
+        return value
     cache.pop(role, None)  # frees the old tensors before `make` allocates
     with torch.no_grad():
-        result = make()
+        value = make()
     if checksum(present) == key[-1]:  # a second thread may write the weights meanwhile
-        cache[role] = key, result
-    return result
+        cache[role] = key, value
+    return value

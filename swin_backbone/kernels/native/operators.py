@@ -15,7 +15,7 @@ from torch import Tensor
 from ...models.windows import Windows
 from .computations import BlockComputation, BlockSettings, BlockWeights, OutputNormComputation, ProjectionComputation
 from .interface import Computation, Weights, as_given
-from .memory import Cache, cache_of_weight
+from .memory import Cache, find_weight_cache
 
 TORCH_OPS = torch.library.Library('swin_backbone', 'FRAGMENT')
 FindCache = Callable[[Tensor], Cache]
@@ -56,12 +56,12 @@ def register_operator(name: str, schema: Schema) -> None:
     TORCH_OPS.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        computation, weights = schema.read_arguments(x, arguments, cache_of_weight)
+        computation, weights = schema.read_arguments(x, arguments, find_weight_cache)
         y, *saved = computation.forward(x, computation.prepare(x.shape, weights, as_given))
         return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
-        computation, weights = schema.read_arguments(x, arguments, cache_of_weight)
+        computation, weights = schema.read_arguments(x, arguments, find_weight_cache)
         prepared = computation.prepare(x.shape, weights, as_given)
         saved_tensors = [saved] if len(saved) else []
         gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, saved_tensors)

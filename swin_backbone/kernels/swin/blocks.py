@@ -18,7 +18,7 @@ from ...sizes import Size
 from ..native.availability import dtype_and_gradients
 from ..native.computations import BlockComputation, BlockSettings, BlockWeights
 from ..native.interface import MakeWeights
-from ..native.memory import cache_of
+from ..native.memory import find_cache
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import Stages, saves_activations
 
@@ -65,7 +65,7 @@ def make_block_recipe(
     dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
     is_checkpointed = getattr(block, 'with_cp', False)
     saves = has_gradients and not is_checkpointed and saves_activations(dtype, x_BHWC.shape[3], stages)
-    computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
+    computation = BlockComputation(settings, windows, dtype, find_cache(block), saves)
     return LayerRecipe(computation, by_torch, [*tensors.values()], make_weights, draw_drop_path)
 
 

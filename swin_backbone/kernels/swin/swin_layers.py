@@ -22,7 +22,7 @@ from ...sizes import Size
 from ..changes import Modules, is_changed, read_modules, record_methods
 from ..native.availability import dtype_and_gradients
 from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
-from ..native.memory import Unsupported, cache_of, describe_unsupported
+from ..native.memory import Unsupported, describe_unsupported, find_cache
 from ..native.plans import LayerRecipe, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from .blocks import (
@@ -139,7 +139,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
         tensors[name] = parameters[attribute] if attribute in parameters else getattr(module, attribute, None)
     if any(tensors[name] is None or not tensors[name].dim() for name in (REQUIRED_V2 if is_v2 else REQUIRED_V1)):
         return f'{type(block).__name__} lacks a weight that it was built with.'
-    windows, attention, drop_path = block.windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
+    windows, attention, drop_path = block.find_windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
     if windows.pad_before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:
         return 'The compiled library pads at right and bottom alone.'
     C = x_BHWC.shape[3]
@@ -245,7 +245,7 @@ def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
     parameters = weight, linear.bias, norm_weight, norm_bias
     dtype, has_gradients = dtype_and_gradients(layer, x, *parameters)
-    computation = ProjectionComputation(is_merging, eps, post_norm, dtype, cache_of(layer), has_gradients)
+    computation = ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
     return LayerRecipe(computation, by_torch, parameters)
 

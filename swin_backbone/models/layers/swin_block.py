@@ -38,19 +38,19 @@ class BaseAttention(nn.Module):
 
         Padding is zeros: its query, key and value are the biases of `project`.
         """
-        B, bias_hNN = x_BHWC.shape[0], self.position_bias(windows.window_size)
+        B, bias_hNN = x_BHWC.shape[0], self.make_position_bias(windows.window_size)
         qkv_LN3C = self.project(windows.partition(x_BHWC))
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias_LhNN = bias_hNN.to(q.dtype)[None]
         is_traced = tracer_of(x_BHWC) is not None
         edges: Edges = []
         if windows.mask_padding or is_traced:  # a graph cannot slice by the number of windows: all get a mask
-            allowed_G1NN = windows.allowed_mask(q.device)
+            allowed_G1NN = windows.make_mask(q.device)
             if allowed_G1NN is not None:
                 bias_LhNN = bias_LhNN.masked_fill(~allowed_G1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
             edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
-        grid = B, *windows.grid()  # of windows
+        grid = B, *windows.count_windows()  # of windows
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
@@ -122,7 +122,7 @@ class WindowAttention(BaseAttention):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def position_bias(self, window_size: Size) -> Tensor:
+    def make_position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows no larger than the table's."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
@@ -184,7 +184,7 @@ class BaseBlock(nn.Module):
         super().__init__()
         self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
 
-    def windows(self, x_BHWC: Tensor) -> Windows:
+    def find_windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
         (Wh, Ww), (down, right) = self.window_size, self.shift  # may be lists, which are not hashable
@@ -238,6 +238,6 @@ class SwinBlock(BaseBlock):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the block on a batch of maps (B, H, W, C); the output has the input's shape."""
-        x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), self.windows(x_BHWC)))
+        x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), self.find_windows(x_BHWC)))
         x_BHWC = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
         return x_BHWC

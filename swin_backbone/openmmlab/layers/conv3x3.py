@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.detection.convolution import convolve, takes_maps
-from ...kernels.native.memory import Cache, cache_of
+from ...kernels.native.memory import Cache, find_cache
 from ...modes import tracer_of
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
@@ -34,7 +34,7 @@ class Conv3x3(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H, W)."""
-        return conv_3x3(channels_last(input), self.weight, self.bias, cache_of(self))
+        return conv_3x3(channels_last(input), self.weight, self.bias, find_cache(self))
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...compat import has_global_hooks, hidden_from_compiler
 from ...kernels.changes import is_changed
-from ...kernels.native.memory import Cache, cache_of
+from ...kernels.native.memory import Cache, find_cache
 from ...modes import tracer_of
 from .conv3x3 import conv_3x3, is_plain
 
@@ -69,7 +69,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
 def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
     """Return the output of a ConvModule for maps that are resized to the first map's size and concatenated."""
     conv = module.conv
-    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, cache_of(conv))
+    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, find_cache(conv))
     if module.with_norm:
         y = module.norm(y)
     return module.activate(y) if module.with_activation else y

@@ -133,9 +133,9 @@ def _record(
     """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""
     x_BHWC, windows = inputs
     windows = windows if shift else windows._replace(shift=(0, 0))
-    bias_hNN, qkv_LN3C = attention.position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
+    bias_hNN, qkv_LN3C = attention.make_position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
     q, k, _ = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    bias_LhNN, allowed_G1NN = bias_hNN.to(q.dtype)[None], windows.allowed_mask(q.device)
+    bias_LhNN, allowed_G1NN = bias_hNN.to(q.dtype)[None], windows.make_mask(q.device)
     if allowed_G1NN is not None:
         bias_LhNN = bias_LhNN.masked_fill(~allowed_G1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
     weights_LhNN = torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)

@@ -77,13 +77,15 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window."""
     shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
-    (rows, columns), (Wh, Ww) = windows.grid(), window_size
+    (rows, columns), (Wh, Ww) = windows.count_windows(), window_size
     token_at = find_tokens(windows, cpu)
     token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
     token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()
     number_RC = np.arange(rows * columns).reshape(rows, columns)
     labels_RW, labels_CW = (  # regions of a window, numbered from 0
-        np.stack([np.unique(regions_W, return_inverse=True)[1] for regions_W in windows.regions(axis, cpu).numpy()])
+        np.stack(
+            [np.unique(regions_W, return_inverse=True)[1] for regions_W in windows.find_regions(axis, cpu).numpy()]
+        )
         for axis in (0, 1)
     )
     region_HW = 2 * (labels_RW.ravel() > 0)[:, None] + (labels_CW.ravel() > 0)

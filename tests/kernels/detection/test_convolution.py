@@ -176,7 +176,7 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
 
     monkeypatch.setattr(convolution, 'find_unsupported_dtype', lambda dtype: None)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
-        monkeypatch.setattr(convolution, 'libswin', lambda isa=isa: SimpleNamespace(isa=isa))
+        monkeypatch.setattr(convolution, 'get_libswin', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
     monkeypatch.setattr(convolution, 'find_unsupported_dtype', lambda dtype: 'no' if dtype is torch.bfloat16 else None)
     assert taken() == {False}

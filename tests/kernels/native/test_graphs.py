@@ -240,8 +240,8 @@ def test_weights_may_change_between_calls():
 
 def test_weights_are_packed_once(monkeypatch):
     packed = []
-    pack = memory.libswin().pack
-    monkeypatch.setattr(memory.libswin(), 'pack', lambda *args: packed.append(args) or pack(*args))
+    pack = memory.get_libswin().pack
+    monkeypatch.setattr(memory.get_libswin(), 'pack', lambda *args: packed.append(args) or pack(*args))
     model = randomised(**{**TWO_STAGES, **ONE_STAGE})
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
     with torch.no_grad():
@@ -262,8 +262,8 @@ def test_packed_weights_end_with_the_weights():
     gc.collect()
     assert len(memory._caches_of_weights) == number
     weight = torch.zeros(5)
-    assert memory.cache_of_weight(weight) is memory.cache_of_weight(weight[:2])
-    assert memory.cache_of_weight(weight) is not memory.cache_of_weight(weight[2:])
+    assert memory.find_weight_cache(weight) is memory.find_weight_cache(weight[:2])
+    assert memory.find_weight_cache(weight) is not memory.find_weight_cache(weight[2:])
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.native.memory import cache_of, cached_while_unchanged, checksum
+from swin_backbone.kernels.native.memory import cached_while_unchanged, checksum, find_cache
 
 BACKBONES = SwinBackbone, SwinV2Backbone
 
@@ -251,10 +251,10 @@ def test_a_checksum_is_of_values_and_not_of_strides():
 def test_packed_weights_are_freed_on_another_device(kind):
     model = kind(arch='nano').eval()
     model(torch.randn(1, 3, 64, 64))
-    kept = [module for module in model.modules() if cache_of(module)]
+    kept = [module for module in model.modules() if find_cache(module)]
     assert len(kept) == 8 + 1 + 3  # blocks, patch embedding, patch mergings
     model.to('meta')(torch.empty(1, 3, 64, 64, device='meta'))
-    assert not any(map(cache_of, kept))
+    assert not any(map(find_cache, kept))
 
 
 @torch.no_grad()
@@ -262,15 +262,15 @@ def test_weights_are_packed_once_and_not_copied():
     model, x = backbone(), torch.randn(1, 3, 64, 64)
     model(x)
     block = model.stages[0].blocks[0]
-    made = cache_of(block)['packed'][1]
+    made = find_cache(block)['packed'][1]
     model(x)
-    assert cache_of(block)['packed'][1] is made
+    assert find_cache(block)['packed'][1] is made
     weights = (block.attn.w_msa.qkv, block.attn.w_msa.proj, block.ffn.layers[0][0], block.ffn.layers[1])
     panels, vectors = made.tensors[:4], made.tensors[4:]
     assert sum(one.nbytes for one in panels) == sum(layer.weight.nbytes for layer in weights)
     assert sum(one.numel() for one in vectors if one is not None) == 13 * 32 + 16**2  # biases, norms, position bias
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert cache_of(other.stages[0].blocks[0]) == {}
+        assert find_cache(other.stages[0].blocks[0]) == {}
         assert torch.equal(other(x)[-1], model(x)[-1])
 
 
@@ -280,8 +280,8 @@ def test_a_position_bias_is_computed_once(kind, record_fault):
     model, x = backbone(kind), torch.randn(1, 3, 36, 40)
     model(x)
     block = model.stages[0].blocks[0]
-    made, before = cache_of(block)['packed'][1], model(x)
-    assert cache_of(block)['packed'][1] is made
+    made, before = find_cache(block)['packed'][1], model(x)
+    assert find_cache(block)['packed'][1] is made
     for name, weight in block.attn.w_msa.named_parameters():
         if name.startswith(('qkv.', 'proj.')):
             continue

@@ -11,7 +11,7 @@ from helpers.models.small_models import randomised
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.changes import methods_of
+from swin_backbone.kernels.changes import list_methods
 from swin_backbone.kernels.swin import swin_layers
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock
 from swin_backbone.models.layers.swin_block import WindowAttention
@@ -48,7 +48,7 @@ def watch(model):
         return call
 
     for path, module in model.named_modules():
-        for name in methods_of(type(module)) if path else ():
+        for name in list_methods(type(module)) if path else ():
             if callable(getattr(module, name, None)) and not name.startswith('init_'):
                 setattr(module, name, wrapped(f'{path}.{name}', getattr(module, name)))
     return called
@@ -207,7 +207,7 @@ PATCHES = [
     (nn.GELU, 'forward', lambda self, x: x.sin()),
     (PatchEmbed, 'forward', lambda self, x: self.projection(x).permute(0, 2, 3, 1).sin()),
     (SwinBlock, 'forward', lambda self, x: x.sin()),
-    (SwinBlock, 'windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
+    (SwinBlock, 'find_windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
     (WindowAttention, 'forward', lambda self, x, *_: x.cos()),
     (WindowAttention, 'project', lambda self, x: 2 * self.qkv(x)),
     (nn.LayerNorm, 'forward', lambda self, x: x.sin()),
@@ -232,7 +232,7 @@ def test_a_patch_of_a_class(kind, name, method, is_warm, monkeypatch):
 def test_a_patch_of_the_attention_of_v2(monkeypatch):
     model = make(SwinV2Backbone)
     maps(model, 'auto')
-    monkeypatch.setattr(WindowAttentionV2, 'position_bias', lambda self, *args: torch.zeros(2, 9, 9))
+    monkeypatch.setattr(WindowAttentionV2, 'make_position_bias', lambda self, *args: torch.zeros(2, 9, 9))
     for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
 
@@ -250,8 +250,8 @@ def test_a_class_of_a_user_is_read_at_each_call():
     shifts = itertools.cycle([(0, 0), (1, 1), (2, 0)])
 
     class Jittered(SwinBlock):
-        def windows(self, x_BHWC):
-            return super().windows(x_BHWC)._replace(shift=next(shifts))
+        def find_windows(self, x_BHWC):
+            return super().find_windows(x_BHWC)._replace(shift=next(shifts))
 
     model = make(SwinBackbone)
     model.stages[0].blocks[1].__class__ = Jittered

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_backbone.kernels.native.memory import cache_of
+from swin_backbone.kernels.native.memory import find_cache
 from swin_backbone.openmmlab.layers import conv3x3
 from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, use_channels_last
 from swin_backbone.openmmlab.layers.extension import restore_layers
@@ -86,8 +86,8 @@ def test_copies_pickles_and_state_dicts():
     y = conv(x)
     assert conv.state_dict().keys() == before.state_dict().keys()
     for other in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
-        assert cache_of(conv)
-        assert not cache_of(other)
+        assert find_cache(conv)
+        assert not find_cache(other)
         assert torch.equal(other(x), y)
         with torch.no_grad():
             other.weight.zero_()
