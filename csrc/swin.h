@@ -9,8 +9,8 @@
  * packed first, by swin_pack.
  *
  * Eight bits. An output of a weight becomes whole numbers from -127 to 127 and a scale, its largest magnitude / 127.
- * So does each row of the other operand, in the call. A row without a magnitude of 1e-36 becomes zeros. Attention,
- * norms and all numbers between two products are bfloat16 or float32. Functions with gradients have no int8.
+ * So does each row of the other operand, in the call. A row whose largest magnitude is below 1e-36 becomes zeros.
+ * Attention, norms and all numbers between two products are bfloat16 or float32. Functions with gradients have no int8.
  *
  * Ownership. The caller owns all arrays, and the library keeps no pointer after a call. A call allocates and frees
  * its own working memory. A written array overlaps with no other array, except that y may be x in swin_block_forward.
@@ -80,8 +80,8 @@ SWIN_API const char* swin_why_not(int32_t dtype);
 SWIN_API int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K);
 
 /* Pack a weight (rows, columns) = (N, K). If `transposed`, pack the transpose of a weight (rows, columns) = (K, N).
- * unit: 1 to 96 outputs that stay together: C / h for the qkv of a block and for the transposed proj, 1 for all other
- * layers. packed: swin_packed_size numbers. No transpose is packed for int8. */
+ * unit: 1 to 96 neighbouring outputs that stay in one panel: C / h for the qkv of a block and for the transposed proj,
+ * 1 for all other layers. packed: swin_packed_size numbers. No transpose is packed for int8. */
 SWIN_API int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit,
                            int32_t transposed, int32_t threads, void* packed);
 
@@ -96,8 +96,8 @@ SWIN_API int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, 
 /* The linear layers of a block, in this order everywhere: qkv (3C, C), proj (C, C), fc1 (D, C), fc2 (C, D). */
 enum swin_linear { SWIN_QKV, SWIN_PROJ, SWIN_FC1, SWIN_FC2, SWIN_LINEARS };
 
-/* Zeros after the norm complete the windows at right and bottom. Tokens attend to this padding, but not under
- * SWIN_PADDING_MASKED. A shift rolls the padded map; under SWIN_PADDING_AFTER_ROLL, the rolled map is padded. */
+/* The normed map is padded with zeros, at right and bottom, to whole windows. Tokens attend to this padding, but not
+ * under SWIN_PADDING_MASKED. A shift rolls the padded map; under SWIN_PADDING_AFTER_ROLL, the rolled map is padded. */
 enum swin_padding { SWIN_PADDING_ATTENDED, SWIN_PADDING_MASKED, SWIN_PADDING_AFTER_ROLL, SWIN_PADDINGS };
 
 typedef struct swin_block {
@@ -113,10 +113,11 @@ typedef struct swin_block {
   float eps1, eps2, eps3;              /* of the norms */
   const void* linear[SWIN_LINEARS];    /* packed */
   const float* bias[SWIN_LINEARS];     /* (outputs); null: zeros */
-  const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias; /* (C); null: 1, 0 */
-  const float* position_bias;                                                                     /* (h, N, N) */
-  const float* cosine_scale; /* (h); makes the block one of V2. Null: V1 */
-  const float* drop_path;    /* (2, B): factors of the two branches of each map; null: 1 */
+  /* (C). A null weight is ones, a null bias zeros. */
+  const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias;
+  const float* position_bias; /* (h, N, N) */
+  const float* cosine_scale;  /* (h); makes the block one of V2. Null: V1 */
+  const float* drop_path;     /* (2, B): factors of the two branches of each map; null: ones */
 } swin_block;
 
 /* The size of the activations that a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, a
@@ -153,7 +154,7 @@ typedef struct swin_projection {
   const float* bias;  /* (N); null: zeros */
   int32_t has_norm;
   float eps;
-  const float *norm_weight, *norm_bias; /* null: 1, 0 */
+  const float *norm_weight, *norm_bias; /* null weight: ones; null bias: zeros */
 } swin_projection;
 
 typedef struct swin_projection_gradients {
@@ -195,7 +196,8 @@ SWIN_API int32_t swin_merge_backward(const swin_maps* maps, const swin_projectio
 /* --- Output norm ----------------------------------------------------------------------------------------------------
  */
 
-/* LayerNorm of the tokens of maps (B, area, C), transposed to y (B, C, area). weight, bias: (C); null: 1, 0. */
+/* LayerNorm of the tokens of maps (B, area, C), transposed to y (B, C, area). weight, bias: (C). A null weight is ones,
+ * a null bias zeros. */
 SWIN_API int32_t swin_output_norm_forward(const float* x, int64_t batch, int64_t area, int64_t channels,
                                           const float* weight, const float* bias, float eps, int32_t threads, float* y);
 /* grad_x: as x. grad_weight, grad_bias: (C). */
@@ -208,8 +210,8 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
 
 /* A 3x3 convolution with stride 1 and padding 1, by Winograd's minimal filtering, in tiles of 4 x 4 or 6 x 6 outputs.
  * Rounding differs from direct convolutions: in float32 by 3e-6 of the largest output, with 6 x 6 by 3e-5. On large
- * maps 6 x 6 takes 0.79 times the products. A number that is not finite turns all tiles with it, up to 2 x 2, into NaN.
- * Numbers above 1e36 may overflow. */
+ * maps 6 x 6 takes 0.79 times the products. A number that is not finite makes every tile that reads it NaN, at most
+ * four. Numbers above 1e36 may overflow. */
 typedef struct swin_convolution {
   int32_t dtype, threads;                          /* of the maps; products are float32, for bfloat16 too */
   int32_t tile;                                    /* outputs along each side of a tile: 4 or 6 */

@@ -21,7 +21,7 @@ int64_t bytes_of_row(const BlockWeights<T>& w) {
 template <class T>
 int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t num_groups) {
   const Capacity capacity(windows.deal(num_groups), windows.area());
-  return bytes_of([&](Arena& arena) { Saved<T>(w, capacity, arena); });
+  return bytes_of([&](Arena& arena) { SavedActivations<T>(w, capacity, arena); });
 }
 
 template <class T>

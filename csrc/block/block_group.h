@@ -28,15 +28,15 @@ struct Capacity {
 
 // Activations of a group of windows, saved for the backward pass.
 template <class T>
-struct Saved {
+struct SavedActivations {
   T *qkv = nullptr, *attended = nullptr;  // (3 h, places, d) and (tokens, C)
   float* after_attention = nullptr;       // (tokens, C): tokens after attention
   T* before_gelu = nullptr;               // (tokens, D)
   float* branches[2] = {};                // V2: (tokens, C), outputs of attention and MLP before their norms
   float* length_factors = nullptr;        // V2: (3 h, places), of each query and key
 
-  Saved() = default;
-  Saved(const BlockWeights<T>& w, const Capacity& capacity, Arena& arena) {
+  SavedActivations() = default;
+  SavedActivations(const BlockWeights<T>& w, const Capacity& capacity, Arena& arena) {
     qkv = arena.take<T>(3 * capacity.places * w.C + ROW_STEP * w.C / w.heads);
     attended = arena.take<T>(capacity.tokens * w.C);
     after_attention = arena.take<float>(capacity.tokens * w.C);
@@ -81,7 +81,7 @@ class BlockGroup {
   // Point to the saved activations in `memory`.
   void bind_saved(char* memory) {
     Arena arena(memory);
-    const Saved<T> saved(w, capacity, arena);
+    const SavedActivations<T> saved(w, capacity, arena);
     qkv = saved.qkv, attended = saved.attended;
     after_attention = saved.after_attention, before_gelu = saved.before_gelu;
     if (w.is_v2())
@@ -149,19 +149,20 @@ class BlockGroup {
             [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
               const Timed timed(Work::HEADS, count * columns);
               for (int64_t from = 0; from < columns; from += d)
-                put_in_head((n + from) / d, count, place_of + m, c + from, columns);
+                store_head_rows((n + from) / d, count, place_of + m, c + from, columns);
             });
     if (tokens == places) return;
     constexpr float zeros[64] = {};  // the most channels of a head
     for (int64_t p = 0; p < places; p++)
       for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) {
         const auto place = static_cast<int32_t>(p);
-        put_in_head(head, 1, &place, zeros, 0);
+        store_head_rows(head, 1, &place, zeros, 0);
       }
   }
 
-  // `head` counts the heads of q, then of k, then of v. Rows have d numbers, without the bias.
-  void put_in_head(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
+  // Store rows of products, with the bias, at their places in the array of a head. `head` counts the heads of q, then
+  // of k, then of v.
+  void store_head_rows(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
     const float* bias = w.linear(QKV).bias + head * d;
     const bool has_length = w.is_v2() && head < 2 * w.heads;
     T* first = qkv + head * max_rows * d;

@@ -35,8 +35,9 @@ struct Invalid {
   throw Invalid{status};
 }
 
+// Run `f`, and return its status: no exception leaves a function of swin.h.
 template <class F>
-int32_t guarded(const F& f) {
+int32_t catch_errors(const F& f) {
   try {
     f();
     return SWIN_OK;
@@ -94,7 +95,7 @@ constexpr int64_t MAX_WINDOW = 16, MAX_UNIT = 96, MAX_THREADS = 1024;
 constexpr int64_t MAX_TERMS = 1 << 16;           // of a sum in eight bits, which fits in 32 bits
 constexpr int64_t MAX_BYTES = int64_t{1} << 46;  // of an array; no process has more
 
-int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
+int64_t require_within(const char* name, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most)
     fail(SWIN_INVALID, "%s must be from %lld to %lld, got %lld", name, static_cast<long long>(least),
          static_cast<long long>(most), static_cast<long long>(value));
@@ -102,7 +103,7 @@ int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
 }
 
 // Return a b c. Fail if a factor is negative or the product above `most`.
-int64_t product_within(const char* name, int64_t a, int64_t b, int64_t c, int64_t most) {
+int64_t require_product_within(const char* name, int64_t a, int64_t b, int64_t c, int64_t most) {
   int64_t product = 1;
   for (const int64_t factor : {a, b, c}) {
     if (factor < 0 || (factor && product > most / factor))
@@ -113,7 +114,7 @@ int64_t product_within(const char* name, int64_t a, int64_t b, int64_t c, int64_
   return product;
 }
 
-void exists(const char* name, const void* pointer) {
+void require_pointer(const char* name, const void* pointer) {
   if (!pointer) fail(SWIN_INVALID, "%s must not be null", name);
 }
 
@@ -129,8 +130,8 @@ class Arrays {
   void write(const char* name, void* first, int64_t count, int64_t size = sizeof(float)) {
     add(name, first, count, size, size, first);
   }
-  void aligned(const char* name, const void* first, int64_t bytes, bool written) {
-    add(name, first, bytes, 1, 64, written ? const_cast<void*>(first) : nullptr);
+  void add_saved(const void* first, int64_t bytes, bool written) {
+    add("saved", first, bytes, 1, 64, written ? const_cast<void*>(first) : nullptr);
   }
   void check_overlaps() const {
     for (int i = 0; i < count; i++)
@@ -155,7 +156,7 @@ class Arrays {
 
   void add(const char* name, const void* first, int64_t numbers, int64_t size, int64_t alignment, void* written) {
     if (!numbers) return;
-    exists(name, first);
+    require_pointer(name, first);
     if (numbers < 0 || numbers > MAX_BYTES / size)
       fail(SWIN_INVALID, "%s would have %lld numbers, which no memory holds", name, static_cast<long long>(numbers));
     const auto address = reinterpret_cast<uintptr_t>(first);
@@ -177,25 +178,25 @@ int64_t size_of(int32_t dtype) { return dtype == SWIN_INT8 ? 1 : dtype == SWIN_B
 
 // The size of a packed weight in numbers of 4 bytes.
 int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t K) {
-  within("a weight's outputs", N, 1, MAX_COUNT);
-  within("a weight's inputs", K, 1, dtype == SWIN_INT8 ? MAX_TERMS : MAX_COUNT);
-  product_within("the numbers of a weight", N, K, 1, MAX_COUNT);
+  require_within("a weight's outputs", N, 1, MAX_COUNT);
+  require_within("a weight's inputs", K, 1, dtype == SWIN_INT8 ? MAX_TERMS : MAX_COUNT);
+  require_product_within("the numbers of a weight", N, K, 1, MAX_COUNT);
   return kernels.packed_bytes(dtype, N, K) / 4;
 }
 
 // The batch may be empty, a map may not.
 void check_sizes(int64_t batch, int64_t height, int64_t width, int64_t channels, int64_t least_channels) {
-  within("batch", batch, 0, MAX_COUNT);
-  within("height", height, 1, MAX_SIZE);
-  within("width", width, 1, MAX_SIZE);
-  within("channels", channels, least_channels, MAX_SIZE);
+  require_within("batch", batch, 0, MAX_COUNT);
+  require_within("height", height, 1, MAX_SIZE);
+  require_within("width", width, 1, MAX_SIZE);
+  require_within("channels", channels, least_channels, MAX_SIZE);
 }
 
 // Return the numbers from the first to the last of an array with strides.
 int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]) {
   int64_t span = 1;
   for (int i = 0; i < 4; i++) {
-    within("a stride", strides[i], 0, MAX_BYTES);
+    require_within("a stride", strides[i], 0, MAX_BYTES);
     const int64_t steps = std::max<int64_t>(sizes[i] - 1, 0);
     if (steps && strides[i] > (MAX_BYTES - span) / steps)
       fail(SWIN_INVALID, "the strides of %s reach out of all memory", name);
@@ -207,7 +208,7 @@ int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t
 // Return the numbers of maps (B, H, W, C).
 int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
   check_sizes(batch, height, width, channels, 1);
-  return product_within("the number of tokens", batch, height, width, MAX_COUNT) * channels;
+  return require_product_within("the number of tokens", batch, height, width, MAX_COUNT) * channels;
 }
 
 const char* const LINEAR_NAMES[] = {"qkv's weight", "proj's weight", "fc1's weight", "fc2's weight"};
@@ -223,23 +224,23 @@ int64_t inputs_of(const swin_block& b, int i) { return i == SWIN_FC2 ? b.hidden 
 
 // Check all fields but the memory of the maps, and return the kernels. `arrays` gets the arrays to read.
 const Kernels& check_block(const swin_block* block, Arrays& arrays) {
-  exists("block", block);
+  require_pointer("block", block);
   const swin_block& b = *block;
   const Kernels& kernels = kernels_for(b.dtype);
-  within("threads", b.threads, 1, MAX_THREADS);
+  require_within("threads", b.threads, 1, MAX_THREADS);
   check_maps(b.batch, b.height, b.width, b.channels);
   const int64_t C = b.channels, h = b.heads;
   if (h <= 0 || C % h || C / h % 8 || C / h > 64)
     fail(SWIN_INVALID, "heads must have 8, 16, ... 64 channels, got %lld of %lld in all", static_cast<long long>(h),
          static_cast<long long>(C));
-  within("the MLP's hidden channels", b.hidden, 8, MAX_SIZE);
+  require_within("the MLP's hidden channels", b.hidden, 8, MAX_SIZE);
   if (b.hidden % 8)
     fail(SWIN_INVALID, "the MLP's hidden channels must be a multiple of 8, got %lld", static_cast<long long>(b.hidden));
-  within("a side of the window", b.window_height, 1, MAX_WINDOW);
-  within("a side of the window", b.window_width, 1, MAX_WINDOW);
-  within("a shift", b.shift_height, 0, b.window_height - 1);
-  within("a shift", b.shift_width, 0, b.window_width - 1);
-  within("padding", b.padding, 0, SWIN_PADDINGS - 1);
+  require_within("a side of the window", b.window_height, 1, MAX_WINDOW);
+  require_within("a side of the window", b.window_width, 1, MAX_WINDOW);
+  require_within("a shift", b.shift_height, 0, b.window_height - 1);
+  require_within("a shift", b.shift_width, 0, b.window_width - 1);
+  require_within("padding", b.padding, 0, SWIN_PADDINGS - 1);
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
     arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(kernels, b.dtype, N, K));
@@ -268,28 +269,28 @@ void check_saved(const Kernels& kernels, const swin_block& b, const Windows& win
                  bool written, Arrays& arrays) {
   if (!saved) return;
   check_not_int8("the dtype of saved activations", b.dtype);
-  within("saved's groups", groups, 1, windows.count());
+  require_within("saved's groups", groups, 1, windows.count());
   arrays.check_overlaps();  // the size reads the position bias
   int64_t bytes = 0;
   kernels.block_saved_size(b, windows, groups, bytes);
-  arrays.aligned("saved", saved, groups * bytes, written);
+  arrays.add_saved(saved, groups * bytes, written);
 }
 
 int64_t tokens_of_patches(const swin_images& images) {
   const int64_t rows = (images.height + images.patch_height - 1) / images.patch_height;
   const int64_t columns = (images.width + images.patch_width - 1) / images.patch_width;
-  return product_within("the number of patches", images.batch, rows, columns, MAX_COUNT);
+  return require_product_within("the number of patches", images.batch, rows, columns, MAX_COUNT);
 }
 
 // Returns K.
 int64_t check_images(const swin_images* images, Arrays& arrays) {
-  exists("images", images);
+  require_pointer("images", images);
   const swin_images& given = *images;
   check_sizes(given.batch, given.height, given.width, given.channels, 1);
-  within("a side of the patch", given.patch_height, 1, MAX_SIZE);
-  within("a side of the patch", given.patch_width, 1, MAX_SIZE);
+  require_within("a side of the patch", given.patch_height, 1, MAX_SIZE);
+  require_within("a side of the patch", given.patch_width, 1, MAX_SIZE);
   const int64_t K =
-      product_within("the numbers of a patch", given.channels, given.patch_height, given.patch_width, MAX_SIZE);
+      require_product_within("the numbers of a patch", given.channels, given.patch_height, given.patch_width, MAX_SIZE);
   tokens_of_patches(given);
   const int64_t span = check_strides("images", {given.batch, given.channels, given.height, given.width}, given.stride);
   arrays.read("pixels", given.pixels, given.batch ? span : 0);
@@ -297,17 +298,17 @@ int64_t check_images(const swin_images* images, Arrays& arrays) {
 }
 
 int64_t check_merged(const swin_maps* maps, Arrays& arrays) {
-  exists("maps", maps);
+  require_pointer("maps", maps);
   arrays.read("x", maps->x, check_maps(maps->batch, maps->height, maps->width, maps->channels));
   return 4 * maps->channels;
 }
 
 const Kernels& check_projection(const swin_projection* projection, int64_t K, bool norm_after, Arrays& arrays) {
-  exists("projection", projection);
+  require_pointer("projection", projection);
   const swin_projection& p = *projection;
   const Kernels& kernels = kernels_for(p.dtype);
-  within("threads", p.threads, 1, MAX_THREADS);
-  within("outputs", p.outputs, 1, MAX_SIZE);
+  require_within("threads", p.threads, 1, MAX_THREADS);
+  require_within("outputs", p.outputs, 1, MAX_SIZE);
   arrays.read("the weight", p.linear, packed_numbers(kernels, p.dtype, p.outputs, K));
   arrays.read_if("bias", p.bias, p.outputs);
   if (p.has_norm) {
@@ -320,7 +321,7 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
 void check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K, bool norm_after,
                                 const void* transposed, const float* grad_y, int64_t tokens, int64_t inputs,
                                 const swin_projection_gradients* gradients, Arrays& arrays) {
-  exists("gradients", gradients);
+  require_pointer("gradients", gradients);
   check_not_int8("the dtype of gradients", p.dtype);
   if (p.outputs % 2)
     fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
@@ -340,9 +341,10 @@ void check_projection_gradients(const Kernels& kernels, const swin_projection& p
 
 int64_t convolution_numbers(int32_t tile, int64_t outputs, int64_t channels) {
   if (tile != 4 && tile != 6) fail(SWIN_INVALID, "tile must be 4 or 6, got %d", tile);
-  within("outputs", outputs, 1, MAX_SIZE);
-  within("channels", channels, 1, MAX_SIZE);
-  return product_within("the numbers of a packed weight", outputs, channels, (tile + 2) * (tile + 2), MAX_COUNT);
+  require_within("outputs", outputs, 1, MAX_SIZE);
+  require_within("channels", channels, 1, MAX_SIZE);
+  return require_product_within("the numbers of a packed weight", outputs, channels, (tile + 2) * (tile + 2),
+                                MAX_COUNT);
 }
 
 int64_t tokens_of_merged(const swin_maps& maps) {
@@ -352,11 +354,11 @@ int64_t tokens_of_merged(const swin_maps& maps) {
 const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
                                  const float* bias, int32_t threads, Arrays& arrays) {
   const Kernels& kernels = kernels_for(SWIN_FLOAT32);
-  within("threads", threads, 1, MAX_THREADS);
-  within("batch", batch, 0, MAX_COUNT);
-  within("area", area, 1, MAX_COUNT);
-  within("channels", channels, 1, MAX_SIZE);
-  product_within("the number of tokens", batch, area, 1, MAX_COUNT);
+  require_within("threads", threads, 1, MAX_THREADS);
+  require_within("batch", batch, 0, MAX_COUNT);
+  require_within("area", area, 1, MAX_COUNT);
+  require_within("channels", channels, 1, MAX_SIZE);
+  require_product_within("the number of tokens", batch, area, 1, MAX_COUNT);
   arrays.read("x", x, batch * area * channels);
   arrays.read_if("weight", weight, channels);
   arrays.read_if("bias", bias, channels);
@@ -367,12 +369,12 @@ const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, in
 int64_t check_roi_align(swin_roi_align& roi_align, Arrays& arrays) {
   if (roi_align.dtype != SWIN_FLOAT32 && roi_align.dtype != SWIN_BFLOAT16)
     fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", roi_align.dtype);
-  within("threads", roi_align.threads, 1, MAX_THREADS);
+  require_within("threads", roi_align.threads, 1, MAX_THREADS);
   check_sizes(roi_align.batch, roi_align.height, roi_align.width, roi_align.channels, 0);
-  within("bins down", roi_align.bins_height, 1, MAX_BINS);
-  within("bins across", roi_align.bins_width, 1, MAX_BINS);
-  within("samples", roi_align.samples, 0, MAX_SAMPLES);
-  within("regions", roi_align.regions, 0, MAX_COUNT);
+  require_within("bins down", roi_align.bins_height, 1, MAX_BINS);
+  require_within("bins across", roi_align.bins_width, 1, MAX_BINS);
+  require_within("samples", roi_align.samples, 0, MAX_SAMPLES);
+  require_within("regions", roi_align.regions, 0, MAX_COUNT);
   arrays.read("boxes", roi_align.boxes, 5 * roi_align.regions);
   const int64_t sizes[] = {roi_align.batch, roi_align.channels, roi_align.height, roi_align.width};
   for (int i = 0; i < 4; i++)
@@ -415,22 +417,23 @@ struct DeformableSizes {
 
 DeformableSizes check_deformable(const swin_deformable& deformable, const float* values,
                                  const float* sampling_locations, const float* weights, Arrays& arrays) {
-  within("threads", deformable.threads, 1, MAX_THREADS);
-  within("heads", deformable.heads, 1, MAX_BINS);
-  within("channels", deformable.channels, 1, MAX_BINS);
-  within("levels", deformable.levels, 1, MAX_BINS);
-  within("points", deformable.points, 1, MAX_BINS);
-  const int64_t queries = product_within("queries", deformable.batch, deformable.queries, 1, MAX_COUNT);
-  const int64_t tokens = product_within("tokens", deformable.batch, deformable.tokens, 1, MAX_COUNT);
+  require_within("threads", deformable.threads, 1, MAX_THREADS);
+  require_within("heads", deformable.heads, 1, MAX_BINS);
+  require_within("channels", deformable.channels, 1, MAX_BINS);
+  require_within("levels", deformable.levels, 1, MAX_BINS);
+  require_within("points", deformable.points, 1, MAX_BINS);
+  const int64_t queries = require_product_within("queries", deformable.batch, deformable.queries, 1, MAX_COUNT);
+  const int64_t tokens = require_product_within("tokens", deformable.batch, deformable.tokens, 1, MAX_COUNT);
   const DeformableSizes sizes{
-      product_within("values", tokens, deformable.heads, deformable.channels, MAX_BYTES / 4),
-      product_within("weights", queries * deformable.heads, deformable.levels, deformable.points, MAX_BYTES / 8),
-      product_within("outputs", queries, deformable.heads, deformable.channels, MAX_BYTES / 4)};
+      require_product_within("values", tokens, deformable.heads, deformable.channels, MAX_BYTES / 4),
+      require_product_within("weights", queries * deformable.heads, deformable.levels, deformable.points,
+                             MAX_BYTES / 8),
+      require_product_within("outputs", queries, deformable.heads, deformable.channels, MAX_BYTES / 4)};
   arrays.read("shapes", deformable.shapes, 2 * deformable.levels, sizeof(int64_t));
   int64_t sum = 0;
   for (int64_t l = 0; l < deformable.levels; l++)
-    sum += product_within("a shape", deformable.shapes[2 * l], deformable.shapes[2 * l + 1], 1, MAX_COUNT);
-  within("tokens", deformable.tokens, sum, sum);
+    sum += require_product_within("a shape", deformable.shapes[2 * l], deformable.shapes[2 * l + 1], 1, MAX_COUNT);
+  require_within("tokens", deformable.tokens, sum, sum);
   arrays.read("values", values, sizes.values);
   arrays.read("sampling_locations", sampling_locations, 2 * sizes.samples);
   arrays.read("weights", weights, sizes.samples);
@@ -439,7 +442,8 @@ DeformableSizes check_deformable(const swin_deformable& deformable, const float*
 
 int64_t pooled_numbers(const swin_roi_align& roi_align) {
   const int64_t bins = roi_align.bins_height * roi_align.bins_width;
-  return product_within("the numbers of what is pooled", roi_align.regions, roi_align.channels, bins, MAX_BYTES);
+  return require_product_within("the numbers of what is pooled", roi_align.regions, roi_align.channels, bins,
+                                MAX_BYTES);
 }
 
 }  // namespace
@@ -485,7 +489,7 @@ const char* swin_isas(void) {
 }
 
 int32_t swin_use_isa(const char* name) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Kernels* kernels = name ? find_kernels(name) : best_kernels();
     if (!kernels && !name) fail(SWIN_UNSUPPORTED, "%s", why_not(SWIN_FLOAT32));
     if (!kernels)
@@ -498,7 +502,7 @@ const char* swin_why_not(int32_t dtype) { return why_not(dtype); }
 
 int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
   int64_t size = 0;
-  guarded([&] {
+  catch_errors([&] {
     const Kernels& kernels = kernels_for(dtype);
     size = packed_numbers(kernels, dtype, N, K) * 4 / size_of(dtype);
   });
@@ -507,10 +511,10 @@ int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
 
 int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit, int32_t transposed,
                   int32_t threads, void* packed) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Kernels& kernels = kernels_for(dtype);
-    within("threads", threads, 1, MAX_THREADS);
-    within("unit", unit, 1, MAX_UNIT);
+    require_within("threads", threads, 1, MAX_THREADS);
+    require_within("unit", unit, 1, MAX_UNIT);
     const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
     Arrays arrays;
     if (transposed) check_not_int8("the dtype of a transpose", dtype);
@@ -522,38 +526,38 @@ int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t colu
 }
 
 int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t count, int32_t threads, uint64_t* sum) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
-    within("threads", threads, 1, MAX_THREADS);
-    within("count", count, 0, MAX_COUNT);
-    if (count) exists("pieces", pieces), exists("bytes", bytes);
-    exists("sum", sum);
+    require_within("threads", threads, 1, MAX_THREADS);
+    require_within("count", count, 0, MAX_COUNT);
+    if (count) require_pointer("pieces", pieces), require_pointer("bytes", bytes);
+    require_pointer("sum", sum);
     for (int64_t i = 0; i < count; i++) {
-      within("bytes", bytes[i], 0, MAX_BYTES);
-      if (bytes[i]) exists("a piece", pieces[i]);
+      require_within("bytes", bytes[i], 0, MAX_BYTES);
+      if (bytes[i]) require_pointer("a piece", pieces[i]);
     }
     *sum = kernels.checksum(pieces, bytes, count, threads);
   });
 }
 
 int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
-    exists("groups", groups), exists("bytes", bytes);
+    require_pointer("groups", groups), require_pointer("bytes", bytes);
     check_not_int8("the dtype of saved activations", block->dtype);
     if (!block->batch) {
       *groups = *bytes = 0;
       return;
     }
     const Windows windows = windows_of(*block);
-    within("groups", *groups, 0, windows.count());
+    require_within("groups", *groups, 0, windows.count());
     kernels.block_saved_size(*block, windows, *groups, *bytes);
   });
 }
 
 int32_t swin_block_forward(const swin_block* block, const float* x, float* y, void* saved, int64_t groups) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
     const int64_t numbers = numbers_of(*block);
@@ -570,11 +574,11 @@ int32_t swin_block_forward(const swin_block* block, const float* x, float* y, vo
 int32_t swin_block_backward(const swin_block* block, const void* const transposed[SWIN_LINEARS], const float* x,
                             const float* grad_y, const void* saved, int64_t groups,
                             const swin_block_gradients* gradients) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
     check_not_int8("the dtype of gradients", block->dtype);
-    exists("transposed", transposed), exists("gradients", gradients);
+    require_pointer("transposed", transposed), require_pointer("gradients", gradients);
     const swin_block& b = *block;
     const swin_block_gradients& to = *gradients;
     const int64_t numbers = numbers_of(b), N = b.window_height * b.window_width;
@@ -601,7 +605,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
 }
 
 int32_t swin_embed_forward(const swin_images* images, const swin_projection* projection, float* y) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_projection(projection, check_images(images, arrays), true, arrays);
     const int64_t tokens = tokens_of_patches(*images);
@@ -613,12 +617,13 @@ int32_t swin_embed_forward(const swin_images* images, const swin_projection* pro
 
 int32_t swin_embed_backward(const swin_images* images, const swin_projection* projection, const void* transposed,
                             const float* grad_y, const swin_projection_gradients* gradients) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_images(images, arrays);
     const Kernels& kernels = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
-    const int64_t numbers = product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
+    const int64_t numbers =
+        require_product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
     check_projection_gradients(kernels, *projection, K, true, transposed, grad_y, tokens, numbers, gradients, arrays);
     if (!tokens) return arrays.write_zeros();
     kernels.embed_backward(*images, *projection, transposed, grad_y, *gradients);
@@ -626,7 +631,7 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
 }
 
 int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* projection, float* y) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_merged(maps, arrays);
     const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
@@ -639,7 +644,7 @@ int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* project
 
 int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection, const void* transposed,
                             const float* grad_y, const swin_projection_gradients* gradients) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_merged(maps, arrays);
     const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
@@ -654,7 +659,7 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
 
 int32_t swin_output_norm_forward(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
                                  const float* bias, float eps, int32_t threads, float* y) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_output_norm(x, batch, area, channels, weight, bias, threads, arrays);
     arrays.write("y", y, batch * area * channels);
@@ -666,7 +671,7 @@ int32_t swin_output_norm_forward(const float* x, int64_t batch, int64_t area, in
 int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t batch, int64_t area, int64_t channels,
                                   const float* weight, float eps, int32_t threads, float* grad_x, float* grad_weight,
                                   float* grad_bias) {
-  return guarded([&] {
+  return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_output_norm(x, batch, area, channels, weight, nullptr, threads, arrays);
     arrays.read("grad_y", grad_y, batch * area * channels);
@@ -682,15 +687,15 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
 
 int64_t swin_packed_convolution_size(int32_t tile, int64_t outputs, int64_t channels) {
   int64_t size = 0;
-  guarded([&] { size = convolution_numbers(tile, outputs, channels); });
+  catch_errors([&] { size = convolution_numbers(tile, outputs, channels); });
   return size;
 }
 
 int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int32_t threads,
                               float* packed) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
-    within("threads", threads, 1, MAX_THREADS);
+    require_within("threads", threads, 1, MAX_THREADS);
     const int64_t numbers = convolution_numbers(tile, outputs, channels);
     Arrays arrays;
     arrays.read("weight", weight, 9 * outputs * channels);
@@ -701,13 +706,13 @@ int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs
 }
 
 int32_t swin_convolution_forward(const swin_convolution* convolution, const void* x, void* y) {
-  return guarded([&] {
-    exists("convolution", convolution);
+  return catch_errors([&] {
+    require_pointer("convolution", convolution);
     const swin_convolution& given = *convolution;
     const Kernels& kernels = kernels_for(given.dtype);
     check_not_int8("the dtype of a convolution", given.dtype);
     const int64_t size = size_of(given.dtype);
-    within("threads", given.threads, 1, MAX_THREADS);
+    require_within("threads", given.threads, 1, MAX_THREADS);
     Arrays arrays;
     arrays.read("x", x, check_maps(given.batch, given.height, given.width, given.channels), size);
     arrays.read("the weight", given.weight, convolution_numbers(given.tile, given.outputs, given.channels));
@@ -719,8 +724,8 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
 }
 
 int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled) {
-  return guarded([&] {
-    exists("roi_align", roi_align);
+  return catch_errors([&] {
+    require_pointer("roi_align", roi_align);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     swin_roi_align checked = *roi_align;
     Arrays arrays;
@@ -734,8 +739,8 @@ int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps
 }
 
 int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, float* grad_maps) {
-  return guarded([&] {
-    exists("roi_align", roi_align);
+  return catch_errors([&] {
+    require_pointer("roi_align", roi_align);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     swin_roi_align checked = *roi_align;
     Arrays arrays;
@@ -751,25 +756,25 @@ int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* gra
 
 int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                  int32_t threads, int64_t* kept, int64_t* num_kept) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
-    within("threads", threads, 1, MAX_THREADS);
-    within("count", count, 0, MAX_COUNT);
+    require_within("threads", threads, 1, MAX_THREADS);
+    require_within("count", count, 0, MAX_COUNT);
     Arrays arrays;
     arrays.read("boxes", boxes, 4 * count);
     arrays.read("order", order, count, sizeof(int64_t));
     arrays.write("kept", kept, count, sizeof(int64_t));
     arrays.write("num_kept", num_kept, 1, sizeof(int64_t));
     arrays.check_overlaps();
-    for (int64_t i = 0; i < count; i++) within("an index in order", order[i], 0, count - 1);
+    for (int64_t i = 0; i < count; i++) require_within("an index in order", order[i], 0, count - 1);
     *num_kept = kernels.suppress(boxes, order, count, threshold, offset, threads, kept);
   });
 }
 
 int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values, const float* sampling_locations,
                                 const float* weights, float* y) {
-  return guarded([&] {
-    exists("deformable", deformable);
+  return catch_errors([&] {
+    require_pointer("deformable", deformable);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     Arrays arrays;
     const int64_t outputs = check_deformable(*deformable, values, sampling_locations, weights, arrays).outputs;
@@ -782,8 +787,8 @@ int32_t swin_deformable_forward(const swin_deformable* deformable, const float* 
 int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values,
                                  const float* sampling_locations, const float* weights, const float* grad_y,
                                  float* grad_values, float* grad_sampling_locations, float* grad_weights) {
-  return guarded([&] {
-    exists("deformable", deformable);
+  return catch_errors([&] {
+    require_pointer("deformable", deformable);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     Arrays arrays;
     const DeformableSizes sizes = check_deformable(*deformable, values, sampling_locations, weights, arrays);

@@ -28,7 +28,7 @@ void check(const OrtApi& api, const char* error, int code) {
 }
 
 template <class F>
-OrtStatus* guarded(const OrtApi& api, const F& f) {
+OrtStatus* catch_errors(const OrtApi& api, const F& f) {
   try {
     f();
     return nullptr;
@@ -128,7 +128,7 @@ class Kernel {
   ~Kernel() { swin_operator_free(made); }
 
   OrtStatus* compute(OrtKernelContext* context) const {
-    return guarded(api, [&] {
+    return catch_errors(api, [&] {
       const OrtValue* x = nullptr;
       check(api.KernelContext_GetInput(context, 0, &x));
       const std::array<int64_t, 4> shape = TensorInfo(api, x).shape();
@@ -175,7 +175,8 @@ struct Operator : OrtCustomOp {
     GetInputCharacteristic = GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
     CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-      return guarded(*api, [&] { *kernel = new Kernel(*api, info, static_cast<const Operator*>(op)->kind.c_str()); });
+      return catch_errors(*api,
+                          [&] { *kernel = new Kernel(*api, info, static_cast<const Operator*>(op)->kind.c_str()); });
     };
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       return static_cast<Kernel*>(kernel)->compute(context);
@@ -208,7 +209,7 @@ OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtA
     return oldest ? oldest->CreateStatus(ORT_FAIL, "the operators of domain swin need ONNX Runtime 1.17 or later")
                   : nullptr;
   }
-  return guarded(*api, [&] {
+  return catch_errors(*api, [&] {
     check(*api, swin_why_not(SWIN_FLOAT32), ORT_FAIL);
     check(api->AddCustomOpDomain(options, domain_of(*api)));
   });

@@ -358,7 +358,7 @@ const swin::Kernels* choose_kernels() {
 }
 
 template <class F>
-const char* guarded(const F& f) {
+const char* catch_errors(const F& f) {
   thread_local char message[512];
   try {
     f();
@@ -404,7 +404,7 @@ const char* swin_operator_weights(const char* kind) {
 
 const char* swin_operator_create(const char* kind, const double* attributes, const void* const* weights,
                                  const int64_t* counts, swin_operator** made) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Kind* found = find_kind(kind);
     if (!found) throw std::invalid_argument(std::string("the kind must be one of ") + swin_operator_kinds());
     const swin::Kernels* kernels = choose_kernels();
@@ -419,7 +419,7 @@ const char* swin_operator_create(const char* kind, const double* attributes, con
 void swin_operator_free(swin_operator* made) { delete made; }
 
 const char* swin_operator_shape(const swin_operator* made, const int64_t shape[4], int64_t output_shape[4]) {
-  return guarded([&] {
+  return catch_errors([&] {
     const Shape output = made->output_shape(checked(*made, shape));
     std::copy(output.begin(), output.end(), output_shape);
   });
@@ -427,7 +427,7 @@ const char* swin_operator_shape(const swin_operator* made, const int64_t shape[4
 
 const char* swin_operator_run(const swin_operator* made, const int64_t shape[4], const float* x, int32_t threads,
                               float* y) {
-  return guarded([&] {
+  return catch_errors([&] {
     const swin::KernelsOfThread of_thread(made->kernels);
     if (made->run(checked(*made, shape), x, threads, y)) throw std::runtime_error(swin_error());
   });
