@@ -122,8 +122,10 @@ class BlockComputation(NamedTuple):
         return ResultShapes(shape, gradients, self.max_saved_bytes(shape, *weights))
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
-        (h, D, scale, eps, bias_window, pads_first), windows, (B, H, W, C) = self.settings, self.windows, shape
+        h, D, scale, eps, bias_window, pads_first = self.settings
+        windows = self.windows
         (Wh, Ww), (down, right) = windows.window_size, windows.shift
+        B, H, W, C = shape
         require_sizes('block', self.dtype, B, H, W, C, D, h, Wh, Ww, down, right)
         key = self.dtype, C, h, D, windows.window_size, bias_window
         packed = cached_while_unchanged(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
@@ -153,7 +155,7 @@ class BlockComputation(NamedTuple):
 
     def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
-        (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
+        h, D, N = self.settings.heads, self.settings.hidden, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
     def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
@@ -184,9 +186,10 @@ class BlockComputation(NamedTuple):
         """
         if not self.saves_activations:
             return 0
-        (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
+        h, D, C, N = self.settings.heads, self.settings.hidden, shape[3], math.prod(self.windows.window_size)
         rows, columns = self.windows.count_windows()
-        L, is_v2 = shape[0] * rows * columns, BlockWeights(*weights).cosine_scale_h is not None
+        L = shape[0] * rows * columns
+        is_v2 = BlockWeights(*weights).cosine_scale_h is not None
         # Without instructions for bfloat16, rounded numbers of 4 bytes are saved.
         itemsize = GEMM_DTYPES[self.dtype].itemsize if get_libswin().has_bf16_gemm else 4
         bytes_per_token = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
@@ -306,7 +309,8 @@ class ProjectionComputation(NamedTuple):
         return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedProjection:
-        N, (down, across) = len(parameters[0]), (2, 2) if self.is_merging else parameters[0].shape[2:]
+        weight = parameters[0]
+        N, (down, across) = len(weight), (2, 2) if self.is_merging else weight.shape[2:]
         B, H, W, C = shape if self.is_merging else (shape[0], *shape[2:], shape[1])
         sizes = (*shape, N) if self.is_merging else (*shape, down, across, N)
         require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, self.has_gradients)

@@ -63,7 +63,7 @@ class Computation(Protocol[Prepared]):
 
 
 class SwinComputation(Computation[Prepared], Protocol[Prepared]):
-    """A layer of a Swin."""
+    """A layer of a Swin, as a NamedTuple."""
 
     @property
     def operator(self) -> str:

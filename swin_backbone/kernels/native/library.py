@@ -106,33 +106,25 @@ class Deformable(ctypes.Structure):
     _fields_ = _fields(i32='threads', i64='batch queries tokens heads channels levels points', p='shapes')
 
 
-_of_numbers = POINTER(c_int64)
+INT64_POINTER = POINTER(c_int64)
 SIGNATURES = {  # of the functions with a `swin_status`
     'swin_use_isa': [c_char_p],
     'swin_pack': [c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p],
     'swin_checksum': [c_void_p, c_void_p, c_int64, c_int32, POINTER(c_int64)],
-    'swin_block_saved_size': [POINTER(Block), _of_numbers, _of_numbers],
+    'swin_block_saved_size': [POINTER(Block), INT64_POINTER, INT64_POINTER],
     'swin_block_forward': [POINTER(Block), c_void_p, c_void_p, c_void_p, c_int64],
-    'swin_block_backward': [
-        *(POINTER(Block), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, POINTER(BlockGradients)),
-    ],
+    'swin_block_backward': [POINTER(Block), *[c_void_p] * 4, c_int64, POINTER(BlockGradients)],
     'swin_embed_forward': [POINTER(Images), POINTER(Projection), c_void_p],
     'swin_embed_backward': [POINTER(Images), POINTER(Projection), c_void_p, c_void_p, POINTER(ProjectionGradients)],
     'swin_merge_forward': [POINTER(Maps), POINTER(Projection), c_void_p],
     'swin_merge_backward': [POINTER(Maps), POINTER(Projection), c_void_p, c_void_p, POINTER(ProjectionGradients)],
-    'swin_output_norm_forward': [
-        *(c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_float, c_int32, c_void_p),
-    ],
-    'swin_output_norm_backward': [
-        *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_void_p, c_void_p),
-    ],
+    'swin_output_norm_forward': [c_void_p, *[c_int64] * 3, *[c_void_p] * 2, c_float, c_int32, c_void_p],
+    'swin_output_norm_backward': [*[c_void_p] * 2, *[c_int64] * 3, c_void_p, c_float, c_int32, *[c_void_p] * 3],
     'swin_pack_convolution': [c_void_p, c_int32, c_int64, c_int64, c_int32, c_void_p],
     'swin_convolution_forward': [POINTER(Convolution), c_void_p, c_void_p],
     'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p],
     'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p],
-    'swin_nms': [
-        *(c_void_p, c_void_p, c_int64, c_float, c_float, c_int32, c_void_p, _of_numbers),
-    ],
+    'swin_nms': [c_void_p, c_void_p, c_int64, c_float, c_float, c_int32, c_void_p, INT64_POINTER],
     'swin_deformable_forward': [POINTER(Deformable), *[c_void_p] * 4],
     'swin_deformable_backward': [POINTER(Deformable), *[c_void_p] * 7],
 }

@@ -46,7 +46,7 @@ class Schema(NamedTuple):
 
 
 def register_operator(name: str, schema: Schema) -> None:
-    """Register an operator of torch, `torch.ops.swin_backbone.NAME(x, *weights, *settings)`, and its backward pass.
+    """Register an operator of torch, `torch.ops.swin_backbone.NAME(x, *arguments)`, and its backward pass.
 
     The first output is the layer's, of the dtype of `x`. The second is what the backward pass takes.
     """
@@ -75,8 +75,8 @@ def register_operator(name: str, schema: Schema) -> None:
 
     def fake_backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         computation, weights = schema.read_arguments(x, arguments)
-        shapes, inputs = computation.infer_shapes(x.shape, *weights).gradients, [x, *arguments]
-        return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, inputs, needed)]
+        shapes, inputs = computation.infer_shapes(x.shape, *weights).gradients, [x, *weights]
+        return [t.new_empty(shape) if n else x.new_empty(0) for shape, t, n in zip(shapes, inputs, needed)]
 
     def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         first_setting = 1 + len(tensors)

@@ -19,7 +19,7 @@ from ...replace import Plan, Reason
 from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_unsupported
-from .interface import Computation, MakeWeights, Weights, as_given
+from .interface import Computation, MakeWeights, SwinComputation, Weights, as_given
 from .memory import Unsupported, free_if_elsewhere, is_readable
 
 
@@ -34,7 +34,6 @@ class LayerRecipe(NamedTuple):
     """How the library computes a layer.
 
     Attributes:
-        computation: a `SwinComputation`.
         by_torch: `by_torch(layer, x, *parameters)` computes the output in torch operations, for second derivatives and
             batches of gradients. It repeats random numbers for the argument `random_state`, see `forward_by_torch`.
         parameters: of the layer.
@@ -43,7 +42,7 @@ class LayerRecipe(NamedTuple):
             `BlockComputation.drop_path_2B`; None: nothing is drawn.
     """
 
-    computation: Any
+    computation: SwinComputation[Any]
     by_torch: Callable[..., Tensor]
     parameters: Weights
     make_weights: MakeWeights = as_given
@@ -76,18 +75,21 @@ class LayerPlan(NamedTuple):
         Args:
             out: memory for the output of a block, see `BlockComputation.out`.
         """
-        computation, by_torch, parameters, make_weights, draw_drop_path = self.recipe
-        x, by_torch = x.float(), partial(by_torch, self.layer)
-        if draw_drop_path is not None:
+        recipe, x = self.recipe, x.float()
+        computation: Any = recipe.computation
+        by_torch = partial(recipe.by_torch, self.layer)
+        if recipe.draw_drop_path is not None:
             by_torch = partial(by_torch, random_state=torch.get_rng_state())
-            computation = computation._replace(drop_path_2B=draw_drop_path(x))
+            computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
         if out is not None:
             computation = computation._replace(out=out)
         if torch.is_grad_enabled():
-            y: Tensor = _Function.apply(computation, self.prepared, make_weights, by_torch, x, *parameters)  # type: ignore[no-untyped-call]
-        else:
-            y = computation.forward(x, self.prepared)[0]
-        return y
+            y: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
+                computation, self.prepared, recipe.make_weights, by_torch, x, *recipe.parameters
+            )
+            return y
+        output: Tensor = computation.forward(x, self.prepared)[0]
+        return output
 
 
 class OperatorPlan(NamedTuple):
@@ -98,9 +100,10 @@ class OperatorPlan(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output."""
-        computation, draw_drop_path, x = self.recipe.computation, self.recipe.draw_drop_path, x.float()
-        if draw_drop_path is not None:
-            computation = computation._replace(drop_path_2B=draw_drop_path(x))
+        recipe, x = self.recipe, x.float()
+        computation: Any = recipe.computation
+        if recipe.draw_drop_path is not None:
+            computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
         operator = getattr(torch.ops.swin_backbone, computation.operator)
         y: Tensor = operator(x, *computation.list_arguments(self.weights))[0]
         return y

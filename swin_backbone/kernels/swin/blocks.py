@@ -24,10 +24,8 @@ from ..native.saved_blocks import Stages, saves_activations
 
 ATTENTION_PREFIX = 'attn.w_msa.'
 # Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
-LINEARS, NORMS = (
-    (f'{ATTENTION_PREFIX}qkv', f'{ATTENTION_PREFIX}proj', 'ffn.layers.0.0', 'ffn.layers.1'),
-    ('norm1', 'norm2', 'norm3'),
-)
+LINEARS = 'attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'
+NORMS = 'norm1', 'norm2', 'norm3'
 WEIGHTS = [
     *(f'{name}.{attribute}' for attribute in ('weight', 'bias') for name in LINEARS),
     *(f'{name}.{attribute}' for name in NORMS for attribute in ('weight', 'bias')),

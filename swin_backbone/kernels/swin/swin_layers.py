@@ -26,10 +26,8 @@ from ..native.memory import Unsupported, describe_unsupported, find_cache
 from ..native.plans import LayerRecipe, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from .blocks import (
-    ATTENTION_PREFIX,
     BIAS_TABLE,
     CPB,
-    LINEARS,
     LOGIT_SCALE,
     NORMS,
     QKV_BIASES,
@@ -46,20 +44,30 @@ REQUIRED_V1 = *WEIGHTS[:4], BIAS_TABLE
 REQUIRED_V2 = *WEIGHTS[:4], LOGIT_SCALE, *CPB
 # Types of the modules inside a block, by name.
 TYPES_V1 = {
-    **dict.fromkeys(NORMS[:2], nn.LayerNorm),
-    **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION_PREFIX}proj_drop': nn.Dropout},
-    **dict.fromkeys(LINEARS, nn.Linear),
-    **{'ffn': nn.Sequential, 'ffn.layers': nn.Sequential, 'ffn.layers.0': nn.Sequential, 'ffn.layers.0.1': nn.GELU},
-    **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
+    'norm1': nn.LayerNorm,
+    'norm2': nn.LayerNorm,
+    'attn': ShiftedWindowAttention,
+    'attn.w_msa': WindowAttention,
+    'attn.w_msa.qkv': nn.Linear,
+    'attn.w_msa.proj': nn.Linear,
+    'attn.w_msa.proj_drop': nn.Dropout,
+    'ffn': nn.Sequential,
+    'ffn.layers': nn.Sequential,
+    'ffn.layers.0': nn.Sequential,
+    'ffn.layers.0.0': nn.Linear,
+    'ffn.layers.0.1': nn.GELU,
+    'ffn.layers.0.2': nn.Dropout,
+    'ffn.layers.1': nn.Linear,
+    'ffn.layers.2': nn.Dropout,
+    'drop_path': DropPath,
 }
 TYPES_V2 = {
     **TYPES_V1,
-    **{
-        'attn.w_msa': WindowAttentionV2,
-        f'{ATTENTION_PREFIX}cpb_mlp': nn.Sequential,
-        f'{ATTENTION_PREFIX}cpb_mlp.1': nn.ReLU,
-    },
-    **dict.fromkeys([f'{ATTENTION_PREFIX}cpb_mlp.0', f'{ATTENTION_PREFIX}cpb_mlp.2'], nn.Linear),
+    'attn.w_msa': WindowAttentionV2,
+    'attn.w_msa.cpb_mlp': nn.Sequential,
+    'attn.w_msa.cpb_mlp.0': nn.Linear,
+    'attn.w_msa.cpb_mlp.1': nn.ReLU,
+    'attn.w_msa.cpb_mlp.2': nn.Linear,
 }
 TYPES = {  # by (whether a block is of V2, whether it has a third norm)
     (False, False): TYPES_V1,
@@ -89,19 +97,15 @@ class StageRecipe(NamedTuple):
 
 
 def _run_stage(
-    blocks: Sequence[Any],
-    downsample: Optional[nn.Module],
-    x_BHWC: Tensor,
-    run_downsample: bool = True,
+    blocks: Sequence[Any], downsample: Optional[nn.Module], x_BHWC: Tensor, run_downsample: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Run the blocks of a stage, which are plans, and the patch merging; see `SwinStage.forward`.
+    """Run the plans of a stage's blocks, and the patch merging; see `SwinStage.forward`.
 
     Without gradients, each block writes over the output of the block before. The input of the stage does not change.
     """
-    out = None
-    for block in blocks:
-        x_BHWC = block(x_BHWC) if out is None else block(x_BHWC, out)
-        out = None if torch.is_grad_enabled() or needs_torch_op() else x_BHWC
+    overwrites = not torch.is_grad_enabled() and not needs_torch_op()
+    for index, block in enumerate(blocks):
+        x_BHWC = block(x_BHWC, out=x_BHWC) if overwrites and index > 0 else block(x_BHWC)
     return x_BHWC, downsample(x_BHWC) if run_downsample and downsample is not None else x_BHWC
 
 
@@ -235,11 +239,11 @@ def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
         return f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
     if is_merging and linear.bias is not None:
         return 'The compiled library has no bias in patch merging, and the reduction has one.'
-    sides = tuple(weight.shape[2:])
-    if not is_merging and (tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups) != (
-        *(sides, sides, (0, 0), (1, 1), 1),
-    ):
-        return f'The compiled library takes patches that do not overlap, not {linear}.'
+    if not is_merging:
+        sides = tuple(weight.shape[2:])
+        geometry = tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups
+        if geometry != (sides, sides, (0, 0), (1, 1), 1):
+            return f'The compiled library takes patches that do not overlap, not {linear}.'
     normed = len(weight) if post_norm else 4 * x.shape[3]
     if eps is not None and norm.normalized_shape != (normed,):
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'

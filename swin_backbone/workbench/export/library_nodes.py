@@ -158,9 +158,9 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
 
 
 def block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
-    recipe = plan.recipe
-    w: Any = recipe.make_weights(*recipe.parameters)
-    windows, settings = recipe.computation.windows, recipe.computation.settings
+    computation: Any = plan.recipe.computation
+    windows, settings = computation.windows, computation.settings
+    w: Any = plan.recipe.make_weights(*plan.recipe.parameters)
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
