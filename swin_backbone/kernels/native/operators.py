@@ -75,7 +75,8 @@ def register_operator(name: str, schema: Schema) -> None:
 
     def fake_backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         computation, weights = schema.read_arguments(x, arguments)
-        shapes, inputs = computation.infer_shapes(x.shape, *weights).gradients, [x, *weights]
+        shapes = computation.infer_shapes(x.shape, *weights).gradients
+        inputs: Any = [x, *weights]
         return [t.new_empty(shape) if n else x.new_empty(0) for shape, t, n in zip(shapes, inputs, needed)]
 
     def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
