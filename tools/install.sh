@@ -73,14 +73,16 @@ pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2
 
 mmcv=$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")
 if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
-    echo "install: building mmcv (10 to 20 minutes on 2 cores; pip keeps the wheel for the next time)"
+    echo "install: building mmcv (10 to 20 minutes on 2 cores)"
     log="$VENV/mmcv-build.log"
     # An installed mmcv without operators is replaced. With ninja on the PATH, torch compiles on all cores. One --verbose
-    # cancels --quiet, and the second prints the output of ninja.
+    # cancels --quiet, and the second prints the output of ninja. pip's cache is off: a wheel without operators has the same
+    # name and version.
     "$python" -m pip --disable-pip-version-check uninstall --quiet --yes "${mmcv%%==*}" 2>/dev/null
-    PATH="$(cd "$VENV" && pwd)/bin:$PATH" MMCV_WITH_OPS=1 "${pip[@]}" -vv --no-build-isolation "$mmcv" 2>&1 |
+    PATH="$(cd "$VENV" && pwd)/bin:$PATH" MMCV_WITH_OPS=1 "${pip[@]}" -vv --no-build-isolation --no-cache-dir "$mmcv" 2>&1 |
         tee "$log" | show_progress ||
         stop "mmcv did not build; the compiler's output is in $log"
+    mmcv_is_built || stop "mmcv has no compiled operators; the output of its build is in $log"
 elif ! "$python" -c 'import mmcv' 2>/dev/null; then
     # An isolated build has no torch, so that mmcv builds without operators, in seconds. pip's cache is off: a wheel with
     # operators has the same name.
