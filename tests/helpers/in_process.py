@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from mmengine.dataset import base_dataset
 from mmengine.logging import MMLogger
+from mmengine.registry import DefaultScope
 from mmengine.utils import ManagerMixin
 from torch.utils.data import _utils
 from yapf.yapflib import yapf_api
@@ -26,9 +27,10 @@ find_levels, found_levels = backbone.backbone_levels, {}  # of the old backbone,
 
 
 def find_levels_once(*backbone, **more):
-    if repr((backbone, more)) not in found_levels:
-        found_levels[repr((backbone, more))] = find_levels(*backbone, **more)
-    return found_levels[repr((backbone, more))]
+    case = repr((DefaultScope.get_current_instance().scope_name, backbone, more))
+    if case not in found_levels:
+        found_levels[case] = find_levels(*backbone, **more)
+    return found_levels[case]
 
 
 backbone.backbone_levels = find_levels_once

@@ -7,12 +7,13 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
+from mmengine.registry import DefaultScope
 
 from ...archs import ARCHS
 from ...checks import check_choice
 from ..config_files import add_custom_import, read_config
 from ..config_parts import summarize, type_name, walk
-from .classifiers import is_classifier, require_classifier, rewire_classifier
+from .classifiers import is_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .probe import Level, backbone_levels
 from .recipe import LAYER_DECAY, apply_recipe, constructor_of
@@ -66,17 +67,19 @@ def swap_backbone(
     after = copy.deepcopy(before)
     swin = SWINS[name]
     key, model, part = _find_backbone(after, at)
+    scope = after.get('default_scope')
     task: Task = 'detection'
-    if is_classifier(model, after.get('default_scope')):
+    if is_classifier(model, scope):
         task = 'classification'
-    elif after.get('default_scope') == 'mmseg' or 'decode_head' in model:
+    elif scope == 'mmseg' or 'decode_head' in model:
         task = 'segmentation'
     notes: list[str] = []
     if _is_same(model[part], swin) and task != 'classification':
         model[part].type = swin.type
         model[part].update(backbone)
     else:
-        notes = _replace(after, key, model, part, swin, task)
+        with DefaultScope.overwrite_default_scope(scope or ('mmseg' if task == 'segmentation' else 'mmdet')):
+            notes = _replace(after, key, model, part, swin, task)
         model[part].update(backbone)
         if recipe == 'swin':
             apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), model[part], task)
@@ -152,18 +155,14 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
 
 def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task) -> list[str]:
     """Replace the backbone and rewrite its readers, in place. Return notes for the user."""
-    scope = cfg.get('default_scope') or ('mmseg' if task == 'segmentation' else 'mmdet')
-    old, neck_name = model[part], part.replace('backbone', 'neck')
-    if task == 'classification':
-        require_classifier(model, key)
-    levels = backbone_levels(old, scope, f'{key}.{part}', vectors=task == 'classification')
+    old = model[part]
     notes: list[str] = []
     if task == 'classification':
-        rewire_classifier(model, levels, swin.widths[-1], key, neck_name)
+        rewire_classifier(model, part, swin.widths[-1], key)
         has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
         new = swin.config(task, has_weights)
     else:
-        new, notes = _rewire(cfg, key, model, part, neck_name, levels, swin, task)
+        new, notes = _rewire(cfg, key, model, part, swin, task)
     if old.get('in_channels', 3) != 3:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
@@ -186,11 +185,11 @@ def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, ta
 
 
 def _rewire(
-    cfg: Config, key: str, model: ConfigDict, part: str, neck_name: str, levels: list[Level], swin: Swin, task: Task
+    cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task
 ) -> tuple[dict[str, Any], list[str]]:
     """Rewrite the readers of a backbone's maps, in place. Return the new backbone and notes for the user."""
-    segmentation = task == 'segmentation'
-    scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
+    segmentation, neck_name = task == 'segmentation', part.replace('backbone', 'neck')
+    levels = backbone_levels(model[part], f'{key}.{part}')
     stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
     maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get(neck_name)
@@ -203,7 +202,7 @@ def _rewire(
         old_first = copy.deepcopy(first)
         neck_key = f'{key}.{neck_name}' + ('[0]' if listed else '')
         used = rewire_neck(first, maps, neck_key)
-        behind = after_neck(old_first, first, maps, used, scope, neck_key)
+        behind = after_neck(old_first, first, maps, used, neck_key)
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
                 raise ValueError(

@@ -6,7 +6,7 @@ The head reads one vector per image: the mean of the last map, or a vector that 
 from mmengine.config import ConfigDict
 
 from ..config_parts import type_name
-from .probe import Level
+from .probe import backbone_levels
 
 CLASSIFIERS = ('ImageClassifier', 'BaseReID')
 POOLING = ('GlobalAveragePooling', 'GeneralizedMeanPooling')  # necks without a number of channels
@@ -17,32 +17,25 @@ def is_classifier(model: ConfigDict, scope: str) -> bool:
     return scope == 'mmpretrain' or type_name(model) in CLASSIFIERS
 
 
-def require_classifier(model: ConfigDict, key: str) -> None:
-    """Refuse models that need more than maps from a backbone: SimMIM's masks, tokens of retrieval and text.
-
-    Raises:
-        ValueError: with the type of the model.
-    """
-    if type_name(model) not in CLASSIFIERS:
-        raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {type_name(model)}')
-
-
-def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: str, neck_name: str) -> None:
+def rewire_classifier(model: ConfigDict, part: str, width: int, key: str) -> None:
     """Write the channels of a Swin's last stage into the neck and head of a classifier.
 
     Args:
-        levels: outputs of the old backbone. The head classifies the last output.
+        part: name of the old backbone in the model. The head classifies its last output.
         width: channels of the last stage.
         key: key of the model in the config.
-        neck_name: name of the neck in the model.
 
     Raises:
-        ValueError: with the key of a neck or head of another kind.
+        ValueError: for a model that needs more than maps from a backbone (SimMIM's masks, tokens of retrieval and
+            text), with its type; or with the key of a neck or head of another kind.
     """
-    last, neck, head = levels[-1], model.get(neck_name), model.get('head')
+    if type_name(model) not in CLASSIFIERS:
+        raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {type_name(model)}')
+    last, neck_name = backbone_levels(model[part], f'{key}.{part}', vectors=True)[-1], part.replace('backbone', 'neck')
+    neck, head = model.get(neck_name), model.get('head')
     if not isinstance(head, ConfigDict) or 'in_channels' not in head:
         raise ValueError(f'{key}.head takes a head with in_channels, got {head!r:.80}')
-    old: int = last.channels
+    old = last.channels
     if neck is None:
         if last.is_vector:  # the old backbone computed the mean
             model[neck_name] = dict(type='mmpretrain.GlobalAveragePooling')

@@ -68,9 +68,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     return used
 
 
-def after_neck(
-    old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], scope: str, key: str
-) -> SwappedMaps:
+def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], key: str) -> SwappedMaps:
     """Return the maps after a neck. Both lists are empty for a neck with `out_channels`: its maps stay.
 
     Raises:
@@ -78,13 +76,13 @@ def after_neck(
     """
     sized = 'out_channels' in old_neck
     try:
-        before = neck_levels(old_neck, maps.old, scope, key)
+        before = neck_levels(old_neck, maps.old, key)
     except ValueError:
         if sized:  # the likely reason is a missing operator, and the neck cannot be tried
             return SwappedMaps([], [])
         raise
     try:
-        after = neck_levels(new_neck, [maps.new[index] for index in used], scope, key)
+        after = neck_levels(new_neck, [maps.new[index] for index in used], key)
     except ValueError as error:
         raise ValueError(
             f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '

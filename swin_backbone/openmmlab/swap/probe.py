@@ -1,7 +1,7 @@
 """Find the maps that a backbone or neck of a config emits: build the module without weights, and run it.
 
 The meta device needs neither memory nor arithmetic. Some modules fail there, by `.item()` or an operator without a meta
-kernel. They run on a CPU, on a small image if possible.
+kernel. They run on a CPU, on a small image if possible. The current default scope has the modules.
 """
 
 import copy
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...devices import on_device
@@ -33,7 +33,7 @@ class Level(NamedTuple):
         return self.stride == math.inf
 
 
-def backbone_levels(backbone: dict[str, Any], scope: str, key: str, vectors: bool = False) -> list[Level]:
+def backbone_levels(backbone: dict[str, Any], key: str, vectors: bool = False) -> list[Level]:
     """Return the maps that the backbone at `key` of a config emits.
 
     Args:
@@ -49,22 +49,21 @@ def backbone_levels(backbone: dict[str, Any], scope: str, key: str, vectors: boo
         return torch.zeros(IMAGES, backbone.get('in_channels', 3), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
-    return _run(backbone, scope, key, image, ways, vectors)
+    return _run(backbone, key, image, ways, vectors)
 
 
-def neck_levels(neck: dict[str, Any], inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
+def neck_levels(neck: dict[str, Any], inputs: Sequence[Level], key: str) -> list[Level]:
     """Return the maps that the neck at `key` computes from `inputs`. Raises: see `backbone_levels`."""
 
     def maps(device: str, side: int) -> tuple[Tensor, ...]:
         sides = [max(1, int(side / level.stride)) for level in inputs]
         return tuple(torch.zeros(IMAGES, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
 
-    return _run(neck, scope, key, maps, (('meta', PROBE_SIDE), ('cpu', SMALL_SIDE)))
+    return _run(neck, key, maps, (('meta', PROBE_SIDE), ('cpu', SMALL_SIDE)))
 
 
 def _run(
     cfg: dict[str, Any],
-    scope: str,
     key: str,
     make_input: Callable[..., Any],
     ways: Sequence[tuple[str, int]],
@@ -74,7 +73,7 @@ def _run(
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
     for device, side in ways:
         try:
-            with DefaultScope.overwrite_default_scope(scope), on_device(device), torch.no_grad():
+            with on_device(device), torch.no_grad():
                 module = MODELS.build(cfg)
                 module.eval()  # returns None for some modules
                 outputs = module(make_input(device, side))

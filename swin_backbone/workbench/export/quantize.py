@@ -1,5 +1,8 @@
-"""Post-training quantization to int8, by NNCF and onnxruntime. Linear layers and convolutions are quantized; norms,
-softmax, attention's own products and the position bias stay in floating point."""
+"""Post-training quantization to int8, by NNCF and onnxruntime.
+
+Linear layers and convolutions are quantized; norms, softmax, attention's own products and the position bias stay in
+floating point.
+"""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -78,8 +81,8 @@ def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
     """Quantize an ONNX model: weights by channel, activations by range, in QDQ form."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    left = iter([dict(zip(('image',) if len(feed) == 1 else ('picture', 'size'), feed)) for feed in inputs])
-    reader: Any = SimpleNamespace(get_next=lambda: next(left, None))
+    remaining = iter([dict(zip(('image',) if len(feed) == 1 else ('picture', 'size'), feed)) for feed in inputs])
+    reader: Any = SimpleNamespace(get_next=lambda: next(remaining, None))
     with quiet():
         quantize_static(
             str(source),
