@@ -194,17 +194,15 @@ def run_refusing(code, folder):
 
 
 def test_without_openmmlab(tmp_path):
-    """In one process: an import of torch and the adapters' packages takes seconds."""
-    run_refusing('\n'.join((COMPUTE, LOAD, ACCELERATE, ADAPTERS, ERRORS, HISTORY)), tmp_path)
+    """All Python of docs/guides/plain_torch.md too, the last block with timm alone.
 
-
-def test_the_page(tmp_path):
-    """Run all Python of docs/guides/plain_torch.md, the last block with timm alone."""
+    In one process: an import of torch and the adapters' packages takes seconds.
+    """
     page = (ROOT / 'docs' / 'guides' / 'plain_torch.md').read_text(encoding='utf-8')
     *blocks, of_timm = re.findall(r'^```python\n(.+?)^```', page, re.M | re.S)
     assert len(blocks) == 3
-    torchvision = 'from swin_backbone.compat import import_torchvision\nimport_torchvision()\n'  # of any build
-    run_refusing('\n'.join([*blocks, *([torchvision, of_timm] if find_spec('timm') else [])]), tmp_path)
+    blocks += [COMPUTE, LOAD, ACCELERATE, ADAPTERS, ERRORS, HISTORY, *([of_timm] if find_spec('timm') else [])]
+    run_refusing('\n'.join(blocks), tmp_path)
 
 
 def test_an_import_loads_few_modules_and_the_log_has_warnings_alone(tmp_path):

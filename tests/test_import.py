@@ -84,7 +84,7 @@ def in_a_fork(*calls):
     return os.waitpid(process, 0)[1] == 0
 
 
-import matplotlib, torch, yaml  # once for both
+import cv2, matplotlib, torch.distributed.optim, yaml  # once for both: most of the time of an import
 sys.exit(not (in_a_fork(import_others, import_ours) and in_a_fork(import_ours, import_others)))
 """
 

@@ -33,12 +33,14 @@ NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train
 SIZES = dict(
     detector=(
         *('train_cfg.max_epochs=30', 'model.backbone.out_indices=(2,)', 'model.neck.in_channels=[128]'),
+        *('model.backbone.depths=[1,1,1,1]', 'model.roi_head.mask_head.num_convs=1'),
         *('model.neck.num_outs=1', 'model.rpn_head.anchor_generator.strides=[16]'),
         *('model.rpn_head.anchor_generator.scales=[3]', 'model.roi_head.bbox_roi_extractor.featmap_strides=[16]'),
         'model.roi_head.mask_roi_extractor.featmap_strides=[16]',
     ),
     segmentor=(
         *('train_cfg.max_iters=30', 'model.backbone.out_indices=(0,1)', 'model.decode_head.in_channels=[32,64]'),
+        'model.backbone.depths=[1,1,1,1]',
         *('model.decode_head.in_index=[0,1]', 'model.decode_head.pool_scales=(1,2)'),
         *('model.auxiliary_head.in_channels=64', 'model.auxiliary_head.in_index=1'),
     ),

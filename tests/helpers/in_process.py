@@ -1,12 +1,16 @@
 """Run the tools in the test process. A new import of the toolboxes takes seconds."""
 
 import contextlib
+import copy
 import io
+import os
 import runpy
 import sys
+import sysconfig
 from types import SimpleNamespace
 
 import pytest
+from mmengine.config import Config
 from mmengine.dataset import base_dataset
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
@@ -34,6 +38,24 @@ def find_levels_once(*backbone, **more):
 
 
 backbone.backbone_levels = find_levels_once
+
+
+parse_file, parsed_files = Config._file2dict, {}
+FIXED_FOLDERS = (str(ROOT / 'configs'), str(ROOT / 'swin_backbone'), sysconfig.get_paths()['purelib'])
+
+
+def parse_file_once(filename, *options, **named):
+    """Return a copy of what mmengine parses, for a config of the package or of a toolbox, as a base too."""
+    filename = os.path.abspath(filename)
+    if not filename.startswith(FIXED_FOLDERS):
+        return parse_file(filename, *options, **named)
+    key = filename, options, *named.items()
+    if key not in parsed_files:
+        parsed_files[key] = parse_file(filename, *options, **named)
+    return copy.deepcopy(parsed_files[key])
+
+
+Config._file2dict = staticmethod(parse_file_once)
 
 
 def forget_instances(cls=ManagerMixin):

@@ -129,7 +129,7 @@ V2 = dict(kind=SwinV2Block, extra_norm=True)
 WEIGHTS = [(more, name) for more in ({}, V2) for name, _ in in_4x4_windows(**more).named_parameters()]
 
 
-@pytest.mark.parametrize('value', [*NOT_FINITE, ODD_NAN, -ODD_NAN], ids=['NaN', 'inf', '-inf', 'odd', '-odd'])
+@pytest.mark.parametrize('value', [math.nan, -math.inf, ODD_NAN], ids=['NaN', '-inf', 'odd'])
 @pytest.mark.parametrize(('more', 'name'), WEIGHTS)
 def test_a_weight_that_is_not_finite_is_in_all_results(more, name, value, dtype, record_fault):
     x, block = torch.randn(1, 8, 8, 64), in_4x4_windows(heads=2, channels=64, shift=(2, 2), **more)
