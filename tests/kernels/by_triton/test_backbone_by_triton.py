@@ -82,8 +82,9 @@ def test_padding_costs_no_copy_of_a_map_and_no_product():
     assert traffic.kernels['addmm'] == 8  # four layers in each block
 
 
+@pytest.mark.slow  # test_opcheck of test_triton.py compiles the operators, and test_exports_whole records a backbone
 @needs_triton
-@pytest.mark.parametrize('dynamic', [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize('dynamic', [False, True])
 def test_compiles_whole(dynamic):
     model = make_backbone('triton', depths=(1,))
     x = torch.randn(1, 3, 40, 50, device=DEVICE)

@@ -40,7 +40,7 @@ of_v2 = dict(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(data=st.data(), **cases)
 def test_block_equals_reference_with_all_gradients(
     data, dtype, kind, batch, height, width, window_size, shifted, **case

@@ -41,7 +41,7 @@ def layer_with(norm: str):
 
 
 def output_norm(norm, x_BHWC):
-    return plan_output_norm(None, x_BHWC, norm)(x_BHWC).permute(0, 2, 3, 1)
+    return plan_output_norm(None, x_BHWC, norm)(x_BHWC, norm).permute(0, 2, 3, 1)
 
 
 NORMS = 'output', 'embedding', 'before merging', 'after merging', 'block', 'V2 block', 'V2 block, three norms'
