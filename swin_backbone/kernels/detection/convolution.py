@@ -20,12 +20,12 @@ from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import GEMM_DTYPES, Convolution
 from ..native.memory import (
     Cache,
-    cached_while_unchanged,
-    checked_address,
     dtype_number,
     empty,
     get_libswin,
     is_readable,
+    make_once,
+    require_address,
 )
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
@@ -151,7 +151,7 @@ class _Convolution(NamedTuple):
             packed = pack(weight, tile)
         else:
             last_C = [weight.permute(0, 2, 3, 1)]
-            (packed,) = cached_while_unchanged(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
+            (packed,) = make_once(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
         return (convolve_packed(x_BHWC, packed, tile, bias, len(weight)),)
 
     def backward(
@@ -208,7 +208,7 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     N, C = weight_NC33.shape[:2]
     packed = empty(POINTS[tile] * N * C)
-    weight_ptr, packed_ptr = checked_address('weight', weight_N33C), checked_address('packed weight', packed)
+    weight_ptr, packed_ptr = require_address('weight', weight_N33C), require_address('packed weight', packed)
     get_libswin().pack_convolution(weight_ptr, tile, N, C, torch.get_num_threads(), packed_ptr)
     return packed
 
@@ -221,8 +221,8 @@ def convolve_packed(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[
     structure = Convolution(
         dtype=dtype_number('x', x_BHWC.dtype), threads=torch.get_num_threads(), tile=tile,
         batch=B, height=H, width=W, channels=C, outputs=N,
-        weight=checked_address('packed', packed, (POINTS[tile] * N * C,)), bias=checked_address('bias', bias_N, (N,)),
+        weight=require_address('packed', packed, (POINTS[tile] * N * C,)), bias=require_address('bias', bias_N, (N,)),
     )  # fmt: skip
-    x, y = (checked_address('map', maps, dtype=x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
+    x, y = (require_address('map', maps, dtype=x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
     get_libswin().convolution_forward(byref(structure), x, y)
     return y_BHWN

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...modes import needs_torch_op
 from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import Deformable
-from ..native.memory import checked_address, empty, get_libswin
+from ..native.memory import empty, get_libswin, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
@@ -69,20 +69,20 @@ class _Deformable(NamedTuple):
     def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         places, weights = prepared
         structure, arrays, y_BQhd = self.locate(values, places, weights)
-        get_libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd))
+        get_libswin().deformable_forward(byref(structure), *arrays, require_address('y', y_BQhd))
         return (y_BQhd,)
 
     def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
         """Return the structure of a call, the addresses of the inputs, and memory for the output."""
         (B, S, h, d), (_, Q, _, L, P) = values.shape, weights.shape
         arrays = [
-            checked_address('values', values, (B, S, h, d)),
-            checked_address('places', places, (B, Q, h, L, P, 2)),
-            checked_address('weights', weights, (B, Q, h, L, P)),
+            require_address('values', values, (B, S, h, d)),
+            require_address('places', places, (B, Q, h, L, P, 2)),
+            require_address('weights', weights, (B, Q, h, L, P)),
         ]
         structure = Deformable(
             threads=torch.get_num_threads(), batch=B, queries=Q, tokens=S, heads=h, channels=d, levels=L, points=P,
-            shapes=checked_address('shapes', self.shapes_L2, (L, 2), torch.int64),
+            shapes=require_address('shapes', self.shapes_L2, (L, 2), torch.int64),
         )  # fmt: skip
         return structure, arrays, empty(B, Q, h, d)
 
@@ -98,8 +98,8 @@ class _Deformable(NamedTuple):
         places, weights = parameters
         structure, arrays, y_BQhd = self.locate(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
-        grad = checked_address('gradient', grad_BQhd, y_BQhd.shape)
-        grad_addresses = [checked_address('gradient', tensor) for tensor in gradients]
+        grad = require_address('gradient', grad_BQhd, y_BQhd.shape)
+        grad_addresses = [require_address('gradient', tensor) for tensor in gradients]
         get_libswin().deformable_backward(byref(structure), *arrays, grad, *grad_addresses)
         return gradients
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlign
-from ..native.memory import checked_address, dtype_number, get_libswin
+from ..native.memory import dtype_number, get_libswin, require_address
 from ..native.size_limits import is_within
 
 
@@ -34,7 +34,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     """
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
     structure = _structure(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
-    pooled = checked_address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
+    pooled = require_address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
     get_libswin().roi_align_forward(byref(structure), _address_of_maps(maps_BCHW), pooled)
 
 
@@ -47,7 +47,7 @@ def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: T
     if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
     structure = _structure(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
-    grad = checked_address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
+    grad = require_address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
     get_libswin().roi_align_backward(byref(structure), grad, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
@@ -64,9 +64,9 @@ def keep_boxes(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: 
     indices_N, count = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
     boxes_N4 = boxes_N4.contiguous()
     get_libswin().nms(
-        *(checked_address('boxes', boxes_N4, (number, 4)), checked_address('order', order_N, (number,), torch.long)),
+        *(require_address('boxes', boxes_N4, (number, 4)), require_address('order', order_N, (number,), torch.long)),
         *(number, iou_threshold, offset, torch.get_num_threads()),
-        *(checked_address('indices', indices_N, (number,), torch.long), byref(count)),
+        *(require_address('indices', indices_N, (number,), torch.long), byref(count)),
     )
     return indices_N[: count.value]
 
@@ -82,7 +82,7 @@ def _dense(maps_BCHW: Tensor) -> Tensor:
 def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
     """Return the address of a result of `_dense`."""
     x = maps_BCHW if maps_BCHW.is_contiguous() else maps_BCHW.permute(0, 2, 3, 1)
-    return checked_address('maps', x, dtype=x.dtype)
+    return require_address('maps', x, dtype=x.dtype)
 
 
 def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlign:
@@ -91,6 +91,6 @@ def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: 
     return RoiAlign(
         dtype=dtype_number('maps', dtype), threads=torch.get_num_threads(),
         batch=B, channels=C, height=H, width=W, stride=tuple(maps_BCHW.stride()),
-        regions=R, boxes=checked_address('rois', rois_R5, (R, 5)),
+        regions=R, boxes=require_address('rois', rois_R5, (R, 5)),
         bins_height=bins[0], bins_width=bins[1], samples=max(samples, 0), scale=scale, aligned=aligned,
     )  # fmt: skip

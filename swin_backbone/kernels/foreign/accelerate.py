@@ -52,27 +52,27 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
     modules: dict[str, Any] = {name: module for name, module in model.named_modules() if id(module) not in ours}
     if not any(hasattr(module, name) for module in modules.values() for name in BIAS_PARAMETERS):
         return []  # there is no Swin of another package
-    layers = {name: layer for name, module in modules.items() if (layer := find_candidate_layer(module)) is not None}
+    records = {name: record for name, module in modules.items() if (record := find_candidate_layer(module)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
-    for name, layer in layers.items():
-        if layer.origin is not None:
-            swins[_swin_name_of(name), layer.origin.name].append(name)
+    for name, record in records.items():
+        if record.origin is not None:
+            swins[_find_swin_name(name), record.origin.name].append(name)
     lines = [
         f'{name}: {type(module).__name__} is of no supported origin and stays unchanged.'
         for name, module in modules.items()
-        if name not in layers and _looks_like_block(module)
+        if name not in records and _looks_like_block(module)
     ]
     for (root, origin), blocks in swins.items():
-        stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
+        stages = tuple(sorted(Counter(records[name].channels for name in blocks).items()))
         outcomes = defaultdict(list)  # differences, by the label of a layer and the reason against the library
-        for name in _layers_of(root, modules, layers):
-            module, layer = modules[name], layers[name]
-            difference, reason = try_layer(module, layer)
+        for name in _list_layers(root, modules, records):
+            module, record = modules[name], records[name]
+            difference, reason = try_layer(module, record)
             if reason is None and not dry_run:
-                record_methods([type(module), *layer.types.values()])
-                module.__dict__[ACCELERATED] = layer._replace(stages=stages)
+                record_methods([type(module), *record.types.values()])
+                module.__dict__[ACCELERATED] = record._replace(stages=stages)
                 module.__class__ = _accelerated_class(module.__class__)
-            outcomes[layer.label, reason].append(difference)
+            outcomes[record.label, reason].append(difference)
         for (label, reason), differences in outcomes.items():
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
@@ -100,18 +100,19 @@ def _find_unsupported_int8(layer: Any) -> Optional[Reason]:
     return planned if isinstance(planned, str) else None
 
 
-def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, LayerRecord]) -> list[str]:
+def _list_layers(root: str, modules: dict[str, Any], records: dict[str, LayerRecord]) -> list[str]:
     """Return the names of the layers of a Swin to accelerate; a norm inside a layer is no layer of its own."""
     prefix = f'{root}.' if root else ''
     # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
     output_norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
     return [
         name
-        for name, layer in layers.items()
+        for name, record in records.items()
         if f'{name}.'.startswith(prefix)
         and ACCELERATED not in vars(modules[name])
         and (
-            layer.run is not run_norm or (root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix)))
+            record.run is not run_norm
+            or (root not in records and re.fullmatch(output_norms, name.removeprefix(prefix)))
         )
     ]
 
@@ -131,7 +132,7 @@ def find_swins(model: nn.Module) -> list[nn.Module]:
         for name, module in model.named_modules()
         if ACCELERATED in vars(module) and vars(module)[ACCELERATED].names
     ]
-    return [model.get_submodule(root) for root in dict.fromkeys(map(_swin_name_of, blocks))]
+    return [model.get_submodule(root) for root in dict.fromkeys(map(_find_swin_name, blocks))]
 
 
 def restore_swin(model: nn.Module) -> None:
@@ -151,7 +152,7 @@ def _looks_like_block(module: nn.Module) -> bool:
     return attends and any(re.search('mlp|ffn|intermediate', name) for name, _ in module.named_children())
 
 
-def _swin_name_of(block: str) -> str:
+def _find_swin_name(block: str) -> str:
     """Return the name of the Swin around a block: stages are in a list, and blocks in a list of their stage."""
     stages = r'(encoder\.)?(stages|layers)[._]\d+\.blocks|features\.\d+'
     return re.sub(rf'(^|\.)({stages})\.\d+$', '', block)

@@ -19,13 +19,13 @@ from ...modes import linear_dtype
 from ...replace import Reason
 from ...sizes import Size
 from ..changes import Modules, is_patched, read_modules, shadows_methods
-from ..native.availability import dtype_and_gradients, find_unsupported
+from ..native.availability import find_dtype_and_gradients, find_unsupported
 from ..native.computations import BlockWeights, ProjectionComputation
 from ..native.memory import Unsupported, find_cache, free_if_elsewhere
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
-from ..swin.single_layer import forward_by_torch, norm_values
+from ..swin.single_layer import forward_by_torch, read_norm
 from ..swin.swin_layers import PROJECTION_NORM, make_norm_recipe
 from .calls import CallArgs, bind_arguments, find_map, list_arguments, list_modules
 from .origins import POSITION_INDEX, Origin, find_origin
@@ -192,7 +192,7 @@ def run_merging(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     x_BHWC = find_map(module, call_args)
     if x_BHWC is None or module.reduction.bias is not None:
         return None
-    norm_weight, norm_bias, eps = norm_values(module.norm)
+    norm_weight, norm_bias, eps = read_norm(module.norm)
     tensors: list[Any] = [module.reduction.weight, None, norm_weight, norm_bias]
     channels, is_unfold = module.reduction.in_features, hasattr(module, 'sampler')
 
@@ -204,7 +204,7 @@ def run_merging(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     post_norm = norm_weight is not None and len(norm_weight) != channels
     (_, x), *others = call_args.items()
     names = ['reduction.weight', 'reduction.bias', *PROJECTION_NORM]
-    dtype, has_gradients = dtype_and_gradients(module, x_BHWC, *tensors)
+    dtype, has_gradients = find_dtype_and_gradients(module, x_BHWC, *tensors)
     computation = ProjectionComputation(True, eps, post_norm, dtype, find_cache(module), has_gradients)
     by_torch = partial(_call_original, names, dict(others), x.shape)
     y_BHWC = LayerRecipe(computation, by_torch, tensors, make_weights).plan(module, x_BHWC.shape)(x_BHWC)
@@ -218,10 +218,10 @@ def run_embedding(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or x.dim() != 4:
         return None
-    norm_weight, norm_bias, eps = norm_values(getattr(module, 'norm', None))
+    norm_weight, norm_bias, eps = read_norm(getattr(module, 'norm', None))
     tensors = conv.weight, conv.bias, norm_weight, norm_bias
     names = ['projection.weight', 'projection.bias', *PROJECTION_NORM]
-    dtype, has_gradients = dtype_and_gradients(module, x, *tensors)
+    dtype, has_gradients = find_dtype_and_gradients(module, x, *tensors)
     computation = ProjectionComputation(False, eps, True, dtype, find_cache(module), has_gradients)
     by_torch = partial(_call_original, names, {}, x.shape)
     y_BHWC = LayerRecipe(computation, by_torch, tensors).plan(module, x.shape)(x)

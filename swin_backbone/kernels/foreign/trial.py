@@ -14,7 +14,7 @@ from ...compat import preserve_torch_rng
 from ...modes import without_autocast
 from .. import native
 from ..changes import read_modules
-from ..native.memory import Unsupported, checked_address
+from ..native.memory import Unsupported, require_address
 from .calls import CallArgs, list_arguments
 from .foreign_layers import ACCELERATED, LayerRecord, list_rates, run_embedding, try_native
 from .origins import find_mask, read_windows
@@ -41,12 +41,12 @@ def _compare(module: Any, record: LayerRecord) -> tuple[float, Optional[str]]:
     and changes.
     """
     parameters = [*module.parameters()]
-    reason = native.find_unsupported(parameters[0], [parameters[0].dtype])  # `checked_address` has a better reason
+    reason = native.find_unsupported(parameters[0], [parameters[0].dtype])  # `require_address` has a better reason
     modules = reason or read_modules(module, record.types)
     if isinstance(modules, str):
         return 0.0, modules
     for parameter in parameters:
-        checked_address('parameter', parameter, allows_gaps=True)
+        require_address('parameter', parameter, allows_gaps=True)
     generator = torch.Generator().manual_seed(0)
     module.train()
     for owner, name in list_rates(modules, record):

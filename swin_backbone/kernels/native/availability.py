@@ -50,7 +50,7 @@ def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)
     return _find_unsupported_state(dtype, tracer != 'torch.export')  # torch.export switches oneDNN off
 
 
-def dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
+def find_dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
     """Return the dtype of a layer's matrix products, and whether autograd records one of the tensors.
 
     The dtype is int8 if `accelerate` chose so and no gradient is recorded.

@@ -36,12 +36,12 @@ from .memory import (
     Cache,
     Packed,
     Unsupported,
-    cached_while_unchanged,
-    checked_address,
     empty,
     empty_aligned,
     get_libswin,
+    make_once,
     pack_linear,
+    require_address,
     require_sizes,
     require_tensor,
 )
@@ -128,7 +128,7 @@ class BlockComputation(NamedTuple):
         B, H, W, C = shape
         require_sizes('block', self.dtype, B, H, W, C, D, h, Wh, Ww, down, right)
         key = self.dtype, C, h, D, windows.window_size, bias_window
-        packed = cached_while_unchanged(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
+        packed = make_once(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
         prepared = Block(
             dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(),
             batch=B, height=H, width=W, channels=C, hidden=D, heads=h,
@@ -143,14 +143,14 @@ class BlockComputation(NamedTuple):
         """Return `BlockWeights` in the library's order."""
         h, gemm_dtype = self.settings.heads, GEMM_DTYPES[self.dtype]
         for name, tensor, shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
-            checked_address(name, tensor, shape, allows_gaps=True)
+            require_address(name, tensor, shape, allows_gaps=True)
         panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
         vectors = [
             tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in weights[4:]
         ]
-        linear = tuple(checked_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels)
-        bias = tuple(checked_address('bias', tensor) for tensor in vectors[:4])
-        others = {name: checked_address(name, tensor) for name, tensor in zip(BLOCK_VECTORS, vectors[4:])}
+        linear = tuple(require_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels)
+        bias = tuple(require_address('bias', tensor) for tensor in vectors[:4])
+        others = {name: require_address(name, tensor) for name, tensor in zip(BLOCK_VECTORS, vectors[4:])}
         return Packed([*panels, *vectors], dict(linear=linear, bias=bias, **others))
 
     def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
@@ -161,10 +161,10 @@ class BlockComputation(NamedTuple):
     def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
         copies: list[Any] = []
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
-        prepared.drop_path = checked_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
+        prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
         saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves_activations else ((), 0, None)
-        x = checked_address('x', x_BHWC, copies=copies)
-        y = checked_address('y', y_BHWC, x_BHWC.shape)
+        x = require_address('x', x_BHWC, copies=copies)
+        y = require_address('y', y_BHWC, x_BHWC.shape)
         get_libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
@@ -202,7 +202,7 @@ class BlockComputation(NamedTuple):
     ) -> Weights:
         copies: list[Any] = []
         shape, C = x_BHWC.shape, x_BHWC.shape[3]
-        prepared.drop_path = checked_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
+        prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
         units = 1, C // self.settings.heads, 1, 1
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved_ptr = 0, None
@@ -213,16 +213,16 @@ class BlockComputation(NamedTuple):
             saved_bytes = math.prod(_find_saved_bytes(prepared, groups)) if groups else 0
             saved_ptr = _address_of_saved(memory, saved_bytes) if groups else None
         gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
-        grad_x, *grad_weights = [checked_address('gradient', tensor) for tensor in gradients]
-        panels = [checked_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
+        grad_x, *grad_weights = [require_address('gradient', tensor) for tensor in gradients]
+        panels = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
         structure = BlockGradients(
             x=grad_x,
             linear=tuple(grad_weights[:4]),
             bias=tuple(grad_weights[4:8]),
             **dict(zip(BLOCK_VECTORS, grad_weights[8:])),
         )
-        x = checked_address('x', x_BHWC, copies=copies)
-        grad_y = checked_address('gradient', grad_BHWC, shape)
+        x = require_address('x', x_BHWC, copies=copies)
+        grad_y = require_address('gradient', grad_BHWC, shape)
         get_libswin().block_backward(
             byref(prepared), (c_void_p * 4)(*panels), x, grad_y, saved_ptr, groups, byref(structure)
         )
@@ -246,7 +246,7 @@ def _header_of(memory: Tensor) -> Tensor:
 
 def _address_of_saved(memory: Tensor, saved_bytes: int) -> int:
     """Return the address of the saved activations in a block's memory, behind the header."""
-    header = checked_address('saved', memory[: LINE + saved_bytes], (LINE + saved_bytes,), torch.uint8)
+    header = require_address('saved', memory[: LINE + saved_bytes], (LINE + saved_bytes,), torch.uint8)
     return LINE + (header or 0)
 
 
@@ -314,7 +314,7 @@ class ProjectionComputation(NamedTuple):
         B, H, W, C = shape if self.is_merging else (shape[0], *shape[2:], shape[1])
         sizes = (*shape, N) if self.is_merging else (*shape, down, across, N)
         require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, self.has_gradients)
-        packed = cached_while_unchanged(
+        packed = make_once(
             parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
         projection = Projection(
@@ -331,15 +331,15 @@ class ProjectionComputation(NamedTuple):
         """Return weight, bias and norm in the library's order."""
         weight, bias, *norm = weights
         for name, tensor, shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(len(weight), C, weight.shape[2:])):
-            checked_address(name, tensor, shape, allows_gaps=True)
+            require_address(name, tensor, shape, allows_gaps=True)
         panels = self.pack_weight(weight)
-        copy_norm = neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
+        copy_norm = move_neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
         vectors = [
             tensor if tensor is None else copy(tensor)
             for copy, tensor in zip((Tensor.clone, copy_norm, copy_norm), (bias, *norm))
         ]
-        addresses = {name: checked_address(name, tensor) for name, tensor in zip(PROJECTION_VECTORS, vectors)}
-        addresses['linear'] = checked_address('packed weight', panels, dtype=panels.dtype)
+        addresses = {name: require_address(name, tensor) for name, tensor in zip(PROJECTION_VECTORS, vectors)}
+        addresses['linear'] = require_address('packed weight', panels, dtype=panels.dtype)
         return Packed([panels, *vectors], addresses)
 
     def forward(self, x: Tensor, prepared: PreparedProjection) -> Sequence[Tensor]:
@@ -348,15 +348,15 @@ class ProjectionComputation(NamedTuple):
         y_BHWN = empty(y_shape)
         self.locate(x, source, copies)
         forward = get_libswin().merge_forward if self.is_merging else get_libswin().embed_forward
-        forward(byref(source), byref(projection), checked_address('y', y_BHWN, y_shape))
+        forward(byref(source), byref(projection), require_address('y', y_BHWN, y_shape))
         return (y_BHWN,)
 
     def locate(self, x: Tensor, source: Any, copies: list[Any]) -> None:
         """Write the address of the input into its structure."""
         if self.is_merging:
-            source.x = checked_address('x', x, copies=copies)
+            source.x = require_address('x', x, copies=copies)
         else:  # an image may have any strides
-            source.pixels, source.stride = checked_address('x', x, allows_gaps=True), tuple(x.stride())
+            source.pixels, source.stride = require_address('x', x, allows_gaps=True), tuple(x.stride())
 
     def list_shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
         """Return the shapes of weight, bias and norm."""
@@ -365,7 +365,7 @@ class ProjectionComputation(NamedTuple):
 
     def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
         """Return the packed weight, with inputs in the library's order."""
-        return pack_linear(neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
+        return pack_linear(move_neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
 
     def backward(
         self,
@@ -391,16 +391,16 @@ class ProjectionComputation(NamedTuple):
             'norm_weight': empty(normed),
             'norm_bias': empty(normed),
         }
-        addresses = {name: checked_address('gradient', tensor) or None for name, tensor in gradients.items()}
-        panels = checked_address('packed weight', transposed, dtype=transposed.dtype)
-        grad_y = checked_address('gradient', grad_BHWN, y_shape)
+        addresses = {name: require_address('gradient', tensor) or None for name, tensor in gradients.items()}
+        panels = require_address('packed weight', transposed, dtype=transposed.dtype)
+        grad_y = require_address('gradient', grad_BHWN, y_shape)
         backward = get_libswin().merge_backward if self.is_merging else get_libswin().embed_backward
         backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradients(**addresses)))
         grad_x, grad_weight, grad_bias, *grad_norm = gradients.values()
         if self.is_merging:
-            grad_weight = neighbours_last(grad_weight)
+            grad_weight = move_neighbours_last(grad_weight)
         if self.is_merging and not self.post_norm:
-            grad_norm = [neighbours_last(gradient) for gradient in grad_norm]
+            grad_norm = [move_neighbours_last(gradient) for gradient in grad_norm]
         return grad_x, grad_weight.view_as(weight), grad_bias, *grad_norm
 
 
@@ -443,15 +443,15 @@ class OutputNormComputation(NamedTuple):
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
         tensors = [*parameters]
-        weight, bias = (checked_address(name, tensor, (C,), copies=tensors) for name, tensor in zip(NORM, parameters))
+        weight, bias = (require_address(name, tensor, (C,), copies=tensors) for name, tensor in zip(NORM, parameters))
         return PreparedNorm(weight, bias, tensors)
 
     def forward(self, x_BHWC: Tensor, prepared: PreparedNorm) -> Sequence[Tensor]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
-        x = checked_address('x', x_BHWC, copies=copies)
-        y = checked_address('y', y_BCHW)
+        x = require_address('x', x_BHWC, copies=copies)
+        y = require_address('y', y_BCHW)
         get_libswin().output_norm_forward(
             x, B, H * W, C, prepared.weight, prepared.bias, self.eps, torch.get_num_threads(), y
         )
@@ -463,23 +463,23 @@ class OutputNormComputation(NamedTuple):
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)
-        x = checked_address('x', x_BHWC, copies=copies)
-        grad_y = checked_address('gradient', grad_BCHW, (B, C, H, W))
-        addresses = [checked_address('gradient', tensor) for tensor in gradients]
+        x = require_address('x', x_BHWC, copies=copies)
+        grad_y = require_address('gradient', grad_BCHW, (B, C, H, W))
+        addresses = [require_address('gradient', tensor) for tensor in gradients]
         threads = torch.get_num_threads()
         get_libswin().output_norm_backward(x, grad_y, B, H * W, C, prepared.weight, self.eps, threads, *addresses)
         return gradients
 
 
-def neighbours_first(weight: Tensor) -> Tensor:
+def move_neighbours_first(weight: Tensor) -> Tensor:
     """Reorder the last dimension from (C, 2, 2), the order of `nn.Unfold`, to (2, 2, C), the order of whole tokens."""
     channels = weight.dim() - 1
     moved: Tensor = weight.detach().unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2)
     return moved.flatten(channels)
 
 
-def neighbours_last(weight: Tensor) -> Tensor:
-    """Undo `neighbours_first`."""
+def move_neighbours_last(weight: Tensor) -> Tensor:
+    """Undo `move_neighbours_first`."""
     channels = weight.dim() - 1
     moved: Tensor = weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels)
     return moved.flatten(channels)

@@ -1,6 +1,6 @@
 """Memory of tensors for the compiled library: addresses, packed weights and checksums.
 
-The library gets addresses and sizes (csrc/swin.h). `checked_address` checks the dtype, shape and memory of a tensor,
+The library gets addresses and sizes (csrc/swin.h). `require_address` checks the dtype, shape and memory of a tensor,
 and `size_limits.py` the sizes.
 
 Layout: N outputs and K inputs of a linear layer.
@@ -24,7 +24,7 @@ from .library import DTYPES, GEMM_DTYPES, Library, load_library
 from .size_limits import find_unsupported_size
 
 Value = TypeVar('Value')
-Cache = dict[str, tuple[Any, Any]]  # {role: (key, value)}, see `cached_while_unchanged`
+Cache = dict[str, tuple[Any, Any]]  # {role: (key, value)}, see `make_once`
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
@@ -83,7 +83,7 @@ def _find_unsupported_size(function: str, *sizes: Any) -> Optional[Reason]:
 
 
 def require_tensor(name: str, tensor: Optional[Tensor], shape: Sequence[int]) -> None:
-    """Raise `Unsupported` for a tensor that the library does not take. Nothing reads memory; see `checked_address`."""
+    """Raise `Unsupported` for a tensor that the library does not take. Nothing reads memory; see `require_address`."""
     if tensor is not None:
         is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_plain_or_fake(tensor)
         if not is_taken or tuple(tensor.shape) != tuple(shape):
@@ -98,7 +98,7 @@ def describe_unsupported(name: str, tensor: Tensor, shape: Sequence[int], dtype:
     return f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.'
 
 
-def checked_address(
+def require_address(
     name: str,
     tensor: Optional[Tensor],
     shape: Optional[Sequence[int]] = None,
@@ -142,11 +142,13 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
         dtype: of the products, equal to autocast's dtype. Products of float16 are computed in float32.
         unit: neighbouring outputs that stay in one panel, see swin_pack in csrc/swin.h.
     """
-    dtype, weight_NK = GEMM_DTYPES[dtype], weight.detach().flatten(1).contiguous()
-    (N, K), address = weight_NK.shape, checked_address('weight', weight_NK)
-    panels = empty(get_libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
-    packed = checked_address('packed weight', panels, dtype=dtype)
-    get_libswin().pack(DTYPES.index(dtype), address, N, K, unit, transposed, torch.get_num_threads(), packed)
+    libswin, dtype = get_libswin(), GEMM_DTYPES[dtype]
+    weight_NK = weight.detach().flatten(1).contiguous()
+    N, K = weight_NK.shape
+    panels = empty(libswin.packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
+    address = require_address('weight', weight_NK)
+    packed = require_address('packed weight', panels, dtype=dtype)
+    libswin.pack(DTYPES.index(dtype), address, N, K, unit, transposed, torch.get_num_threads(), packed)
     return panels
 
 
@@ -155,14 +157,14 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     copies: list[Tensor] = []
     count, hashed = len(tensors), c_int64()
     pieces = (c_void_p * count)(
-        *[checked_address('tensor', tensor, dtype=tensor.dtype, copies=copies) for tensor in tensors]
+        *[require_address('tensor', tensor, dtype=tensor.dtype, copies=copies) for tensor in tensors]
     )
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     get_libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value
 
 
-# By storage, then by storage offset
+# {storage: {offset in the storage: cache}}
 _caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = WeakKeyDictionary()
 
 
@@ -198,7 +200,7 @@ class Packed(NamedTuple):
     addresses: dict[str, Any]
 
 
-def cached_while_unchanged(
+def make_once(
     weights: Sequence[Optional[Tensor]],
     settings: tuple[Any, ...],
     make: Callable[[], Value],

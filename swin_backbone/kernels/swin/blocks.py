@@ -15,7 +15,7 @@ from ...models.windows import Windows
 from ...modes import without_autocast
 from ...positions import log_spaced_coordinates, relative_position_bias
 from ...sizes import Size
-from ..native.availability import dtype_and_gradients
+from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockComputation, BlockSettings, BlockWeights
 from ..native.interface import MakeWeights
 from ..native.memory import find_cache
@@ -60,7 +60,7 @@ def make_block_recipe(
     heads = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[BIAS_TABLE].shape[-1]
     hidden = len(tensors[f'{LINEARS[2]}.weight'])
     settings = BlockSettings(heads, hidden, scale, eps, bias_window, pads_first)
-    dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
+    dtype, has_gradients = find_dtype_and_gradients(block, x_BHWC, *tensors.values())
     is_checkpointed = getattr(block, 'with_cp', False)
     saves = has_gradients and not is_checkpointed and saves_activations(dtype, x_BHWC.shape[3], stages)
     computation = BlockComputation(settings, windows, dtype, find_cache(block), saves)

@@ -61,7 +61,7 @@ def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
     return 1, *(size or layer.window_size), layer.ffn.layers[1].out_features
 
 
-def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
+def read_norm(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
     """Return weight, bias and eps of a norm; (None, None, None) for `nn.Identity` and None."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
 

@@ -20,7 +20,7 @@ from ...modes import needs_torch_op
 from ...replace import Plan, PlanOrReason, Reason
 from ...sizes import Size
 from ..changes import Modules, is_changed, read_modules, record_methods
-from ..native.availability import dtype_and_gradients
+from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
 from ..native.memory import Unsupported, describe_unsupported, find_cache
 from ..native.plans import LayerRecipe, plan_module
@@ -35,7 +35,7 @@ from .blocks import (
     make_block_recipe,
     make_block_weights,
 )
-from .single_layer import forward_by_torch, norm_values
+from .single_layer import forward_by_torch, read_norm
 
 # A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
 TENSORS_V1 = [(name, *name.rsplit('.', 1)) for name in (*WEIGHTS, BIAS_TABLE)]
@@ -230,7 +230,7 @@ def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
         return modules
     linear, norm = modules[name], modules['norm']
     weight, post_norm = linear.weight, not is_merging or layer.post_norm
-    norm_weight, norm_bias, eps = norm_values(norm)
+    norm_weight, norm_bias, eps = read_norm(norm)
     if x.dim() != 4:
         return f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.'
     if weight is None or weight.dim() != (2 if is_merging else 4):
@@ -248,7 +248,7 @@ def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
     if eps is not None and norm.normalized_shape != (normed,):
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
     parameters = weight, linear.bias, norm_weight, norm_bias
-    dtype, has_gradients = dtype_and_gradients(layer, x, *parameters)
+    dtype, has_gradients = find_dtype_and_gradients(layer, x, *parameters)
     computation = ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
     return LayerRecipe(computation, by_torch, parameters)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...kernels.changes import is_changed
 from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import find_unsupported_dtype
-from ...kernels.native.computations import neighbours_first
+from ...kernels.native.computations import move_neighbours_first
 from ...kernels.native.plans import LayerPlan
-from ...kernels.swin.single_layer import norm_values, plan_single_layer
+from ...kernels.swin.single_layer import plan_single_layer, read_norm
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
 from ...openmmlab.layers.conv3x3 import is_plain
@@ -142,7 +142,7 @@ def _bias(bias: Optional[Tensor], channels: int) -> Tensor:
 
 def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
     weight, (height, width) = embed.projection.weight, embed.patch_size
-    norm_weight, norm_bias, eps = norm_values(embed.norm)
+    norm_weight, norm_bias, eps = read_norm(embed.norm)
     return node_of_products(
         'Embed',
         [weight],
@@ -192,12 +192,12 @@ def block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
 
 def merge_node(merging: PatchMerging, precision: str, _: Plan) -> Node:
     weight = merging.reduction.weight
-    norm_weight, norm_bias, eps = norm_values(merging.norm)
+    norm_weight, norm_bias, eps = read_norm(merging.norm)
     vectors = _norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])
     return node_of_products(
         'Merge',
-        [neighbours_first(weight)],
-        vectors if merging.post_norm else [neighbours_first(vector) for vector in vectors],
+        [move_neighbours_first(weight)],
+        vectors if merging.post_norm else [move_neighbours_first(vector) for vector in vectors],
         lambda x: [x.shape[0], (x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2, len(weight)],
         precision,
         channels=weight.shape[1] // 4,

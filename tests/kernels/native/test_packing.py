@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.native.memory import cached_while_unchanged, checksum, find_cache
+from swin_backbone.kernels.native.memory import checksum, find_cache, make_once
 
 BACKBONES = SwinBackbone, SwinV2Backbone
 
@@ -192,9 +192,9 @@ def test_a_write_while_weights_are_packed_is_not_kept(record_fault):
     """A thread may replace weights by mean weights for an evaluation, and write the old weights back."""
     cache, weight = {}, torch.randn(96, 32)
     kept = weight.clone()
-    cached_while_unchanged([weight], (), lambda: [weight.zero_().clone()], cache)
+    make_once([weight], (), lambda: [weight.zero_().clone()], cache)
     weight.copy_(kept)
-    (copy_of_weight,) = cached_while_unchanged([weight], (), lambda: [weight.clone()], cache)
+    (copy_of_weight,) = make_once([weight], (), lambda: [weight.clone()], cache)
     assert torch.equal(copy_of_weight, kept)
     record_fault('unseen_writes')
 
