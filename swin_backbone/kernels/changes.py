@@ -139,17 +139,20 @@ def read_once(read: Callable[[Any, Tensor], Result], module: nn.Module, x: Tenso
 def list_state(layer: nn.Module) -> list[Any]:
     """Return what a user can change on a layer and on the modules inside, for a comparison by `is`.
 
-    A module has a class with methods, and attributes. Some attributes are dicts: of tensors, modules and hooks.
+    A module has a class with methods, and attributes. Some attributes are dicts: of tensors, modules and hooks. The
+    names of attributes take time, and no name changes without a value: they are left out.
     """
     state: list[Any] = []
     modules, seen, classes = [layer], {layer}, dict[Any, bool]()
     for module in modules:  # the list grows in the loop
         attributes = module.__dict__
         classes[type(module)] = True
-        state += type(module), *attributes, *attributes.values()
+        state.append(type(module))
+        state += attributes.values()
         for contents in map(attributes.get, DICTS):
             if contents:
-                state += *contents, *contents.values()
+                state += contents
+                state += contents.values()
         children = attributes.get('_modules')
         if children:
             inside = [child for child in children.values() if child is not None and child not in seen]
