@@ -11,7 +11,8 @@ def shorten_interpretation() -> None:
     The interpreter patches the language again for each call of a function in a kernel.
     """
     builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    if hasattr(builder.options, 'sanitize_overflow'):  # not in Triton 3.0, of torch 2.4
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     if not hasattr(interpreter, '_LangPatchScope'):
         return
     patch_language, patched = interpreter._patch_lang, set()
