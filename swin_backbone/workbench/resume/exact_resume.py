@@ -12,6 +12,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ...checkpoints.errors import CheckpointError
+from ...openmmlab.errors import describe_error
 from .completeness import as_mapping, read_dataset_meta
 from .loops import ResumableEpochLoop, ResumableIterLoop
 from .optimizer_state import load_optimizer, step_schedules
@@ -68,12 +69,19 @@ def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str
     optimizers (`OptimWrapperDict`). A line in the log names what differs from the training of the checkpoint.
 
     Raises:
-        CheckpointError: if the optimizer's state does not fit.
+        CheckpointError: if the optimizer's state does not fit, or the state is damaged.
     """
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    is_single = not isinstance(runner.optim_wrapper, OptimWrapperDict)
+    if is_single and runner.param_schedulers is not None:
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
     meta, metainfo = checkpoint['meta'], getattr(runner.train_dataloader.dataset, 'metainfo', None)
-    changes = list(_restore_position(runner, meta))
-    changes += _fit_optimizer(runner, checkpoint, name)
+    try:
+        changes = list(_restore_position(runner, meta))
+        if is_single:
+            changes += _fit_optimizer(runner, checkpoint)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f'checkpoint {name!r} cannot be resumed: {describe_error(error)}; {ANEW}') from error
     averages = checkpoint.get('ema_state_dict')
     if averages is not None and not any(isinstance(hook, EMAHook) for hook in runner.hooks):
         # EMAHook saves averages as the weights, and the trained weights as the averages
@@ -160,22 +168,15 @@ def _find_units(runner: Runner) -> dict[str, Any]:
     )
 
 
-def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any], name: str) -> Iterator[str]:
+def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any]) -> Iterator[str]:
     """Load the optimizer's state, step the schedules to the position, and yield what differs."""
-    if isinstance(runner.optim_wrapper, OptimWrapperDict):
-        return
-    if runner.param_schedulers is not None:
-        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
     step_schedules(runner, checkpoint['meta']['epoch'], checkpoint['meta']['iter'], checkpoint)
     checkpoint.pop('param_schedulers', None)  # `step_schedules` has done so
     saved = checkpoint.pop('optimizer', None)
     if saved is None:
         yield 'no moments of the optimizer, which begin anew'
         return
-    try:
-        load_optimizer(runner.optim_wrapper, saved)
-    except ValueError as error:
-        raise CheckpointError(f'checkpoint {name!r} cannot be resumed: {error}; {ANEW}') from error
+    load_optimizer(runner.optim_wrapper, saved)
     for saved_group, group in zip(saved['param_groups'], runner.optim_wrapper.param_groups):
         if not math.isclose(saved_group['lr'], group['lr'], rel_tol=1e-6):
             yield f'the learning rate {group["lr"]:.3g} of the config instead of {saved_group["lr"]:.3g}'

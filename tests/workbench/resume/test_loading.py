@@ -140,6 +140,27 @@ def test_bare_weights_are_not_resumed(record_fault, tmp_path, schemes, meta):
     record_fault('damages', 2)
 
 
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda checkpoint: checkpoint['optimizer']['state'].update({0: True}),
+        lambda checkpoint: checkpoint['optimizer'].pop('param_groups'),
+        lambda checkpoint: checkpoint['meta'].update(iter='x'),
+        lambda checkpoint: checkpoint['meta']['exact_resume'].pop('batches_done'),
+    ],
+    ids=['moments', 'groups', 'iteration', 'position'],
+)
+def test_a_damaged_state_of_a_training_names_the_file(record_fault, tmp_path, change):
+    build_runner(tmp_path).train()
+    path = tmp_path / 'iter_1.pth'
+    checkpoint = torch.load(path, weights_only=False)
+    change(checkpoint)
+    torch.save(checkpoint, path)
+    with pytest.raises(CheckpointError, match=r"iter_1\.pth' cannot be resumed: .*; to start anew from its weights"):
+        build_runner(tmp_path, iterations=2, resume=True).train()
+    record_fault('damages')
+
+
 def test_a_list_is_no_checkpoint(tmp_path, schemes):
     torch.save([torch.ones(1)], tmp_path / 'weights.pth')
     with pytest.raises(CheckpointError, match='a dict of weights was expected, it is a list'):
