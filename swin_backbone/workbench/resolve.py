@@ -136,7 +136,7 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
 
 
 def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
-    """Return the pictures of an epoch, read only if the index has not their number; None if no setting follows them."""
+    """Return the plan of an epoch; None if no setting follows it. Data sets are read if the index lacks the number."""
     if options.epochs is None and not options.balance:
         if data is None:
             return None
