@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
     # next imports import Triton.
     os.environ.setdefault('TRITON_INTERPRET', '1')
 
+from helpers.export.quick_exports import quick_exports  # noqa: F401 - a fixture
 from helpers.faults import KINDS
 from hypothesis import HealthCheck, settings
 

@@ -17,7 +17,7 @@ from test_site import FENCE, commands
 
 import swin_backbone
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.usefixtures('quick_exports')]
 for package in ('mmdet', 'mmseg', 'onnxscript', 'onnxruntime', 'openvino', 'tifffile'):
     pytest.importorskip(package, reason=f'{package} is not installed')
 
