@@ -28,7 +28,7 @@ keep_freed_memory()  # saves a tenth of the processor time, as in the tools
 os.register_at_fork(after_in_child=gc.freeze)
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available() and find_spec('triton'):
-    from helpers.kernels.interpreter import shorten_interpretation
+    from helpers.triton_interpreter import shorten_interpretation
 
     shorten_interpretation()
 
