@@ -98,6 +98,9 @@ class SignalHook(Hook):
     def _receive(self, number: int, frame: Optional[FrameType]) -> None:
         """Handle a signal."""
         if os.getpid() != self.process:  # in a forked worker
+            if number == signal.SIGTERM:  # of its pool, as of VOCMetric's, which then waits for its end
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
         now = time.monotonic()
         if ACTIONS[number] == SAVE:

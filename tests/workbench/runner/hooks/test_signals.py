@@ -130,6 +130,22 @@ def test_ranks_agree_once_in_a_second_of_the_slowest_rank(monkeypatch):
     assert (len(agreed), hook.next_agreement_iter) == (28, 61)
 
 
+def test_a_pool_of_a_metric_ends_its_workers(record_fault):
+    hook = signals.SignalHook()
+    hook.before_train(SimpleNamespace(iter=0))
+    try:
+        worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))
+        worker.start()
+        os.kill(worker.pid, signal.SIGUSR1)
+        worker.terminate()
+        worker.join(30)
+    finally:
+        hook.restore_handlers()
+        worker.kill()
+    assert worker.exitcode == -signal.SIGTERM
+    record_fault('signals')
+
+
 @pytest.mark.parametrize('interval', [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_signal_in_validation_keeps_the_average(tmp_path, record_fault, interval):
     """mmengine validates on the averaged weights."""
