@@ -100,16 +100,15 @@ def main() -> int:
             print(unused, file=sys.stderr)
         begin = time.monotonic()
         inference = Inference(predictor, results, progress, args.max_pixels, args.batch_size, args.debug)
-        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, inference.stop))
-        with progress:
+        with inference.stop_on_ctrl_c(), progress:
             inference.run(inputs)
-    seconds, bad = time.monotonic() - begin, {*inference.unreadable, *inference.failed}
+    seconds = time.monotonic() - begin
     objects = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
         for picture in results.objects:
             print(f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}')
     print(
-        f'{len(results.images)} pictures and frames of {len(inputs) - len(bad)} files in {seconds:.1f} s, {objects}'
+        f'{len(results.images)} pictures and frames of {len(inference.written)} files in {seconds:.1f} s, {objects}'
         f'{len(inference.unreadable)} files unreadable; see {args.out_dir}'
     )
     if inference.failed:
@@ -118,9 +117,9 @@ def main() -> int:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if predictor.scope == 'mmdet' and not args.ids_of:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
-    if bad:
-        return 1
-    return 128 + signal.SIGINT if inference.is_stopped else 0
+    if inference.is_stopped:
+        return 128 + signal.SIGINT
+    return 1 if inference.unreadable or inference.failed else 0
 
 
 if __name__ == '__main__':

@@ -127,10 +127,10 @@ def test_a_video_is_left_out_from_a_frame_that_cannot_be_written():
     progress = SimpleNamespace(console=console, advance=lambda *_: None)
     predictor = SimpleNamespace(predict=lambda inputs: inputs)
     medium = media.Medium(Path('clip.mp4'), 'clip', True)
-    inference = Inference(predictor, SimpleNamespace(write=write), progress, 10**6, 2, False)
+    inference = Inference(predictor, SimpleNamespace(write=write, video=None), progress, 10**6, 2, False)
     inference.task = 0
     frames = [media.Frame(medium, number, np.zeros((2, 3, 3), np.uint8), (2, 3)) for number in range(2)]
-    inference.predict([(frame, {}) for frame in frames])
+    inference.predict_and_write([(frame, {}) for frame in frames])
     assert written == [0]
     assert lines == ['skipped: clip.mp4: its predictions cannot be drawn or written: no space for it']
 
@@ -155,7 +155,7 @@ def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
     console = SimpleNamespace(print=lambda text, **_: lines.append(text))
     progress = SimpleNamespace(console=console, **dict.fromkeys(('add_task', 'update', 'advance'), lambda *_, **__: 0))
     predictor = SimpleNamespace(load=None, preprocess=lambda frame: frame, predict=predict)
-    results = SimpleNamespace(write=lambda frame, *_: written.append(frame.name))
+    results = SimpleNamespace(write=lambda frame, *_: written.append(frame.name), video=None)
     inference = Inference(predictor, results, progress, 10**6, 2, False)
     inference.run([medium, bad])
     assert written == ['clip.mp4/000000', 'clip.mp4/000001', 'clip.mp4/000002', 'bad.mp4/000000']
@@ -164,6 +164,111 @@ def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
         'the rest is skipped: clip.mp4 is cut off',
         'the rest is skipped: bad.mp4: the model fails on it: too much',
     ]
+
+
+def inference_of(out, **changes):
+    """Return the writer and the inference of a detector that finds nothing, and the printed lines."""
+    lines = []
+    console = SimpleNamespace(print=lambda text, **_: lines.append(text))
+    progress = SimpleNamespace(console=console, **dict.fromkeys(('add_task', 'update', 'advance'), lambda *_, **__: 0))
+    predictor = SimpleNamespace(
+        scope='mmdet',
+        model=None,
+        meta=dict(classes=('a',)),
+        load=media.read_picture,
+        describe_reduction=lambda _: '',
+        preprocess=lambda _: {},
+        predict=lambda prepared: [DetDataSample() for _ in prepared],
+        draw=lambda frame, *_: frame.pixels,
+    )
+    vars(predictor).update(changes)
+    results = ResultsWriter(out, predictor, 0.3)
+    return results, Inference(predictor, results, progress, 10**6, 2, False), lines
+
+
+@pytest.fixture
+def clips(tmp_path, pictures):
+    """Three videos and a picture."""
+    files = [tmp_path / 'in' / name for name in ('a.mp4', 'b.mp4', 'c.mp4', 'd.png')]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_bytes((pictures / ('a.png' if file.suffix == '.png' else 'clip.mp4')).read_bytes())
+    return media.find_media(list(map(str, files)))
+
+
+def test_a_video_that_cannot_be_closed_is_named_and_the_next_is_written(tmp_path, clips, monkeypatch, record_fault):
+    """Each later video failed, and the first was not named."""
+    close = media.VideoWriter.close
+
+    def close_all_but_the_first(video):
+        if video.path.stem == 'a':
+            video.frames += 1
+        close(video)
+
+    monkeypatch.setattr(media.VideoWriter, 'close', close_all_but_the_first)
+    results, inference, lines = inference_of(tmp_path / 'out')
+    with results.claim_outputs(clips, [], overwrite=False):
+        inference.run(clips)
+    assert inference.failed == {clips[0]: 0}
+    (line,) = lines
+    assert line.startswith(f'skipped: {clips[0].path}: its video cannot be written: {tmp_path}/out/overlays/a.mp4')
+    overlays = {path.name for path in (tmp_path / 'out/overlays').iterdir() if path.name[0] != '.'}
+    assert overlays == {'b.mp4', 'c.mp4', 'd.jpg'}
+    assert len(results.images) == 16
+    record_fault('outputs')
+
+
+def test_an_error_of_the_last_video_keeps_the_tables(tmp_path, clips, monkeypatch, record_fault):
+    def fail(video):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(media.VideoWriter, 'close', fail)
+    results, inference, _ = inference_of(tmp_path)
+    with pytest.raises(OSError, match='No space'), results.claim_outputs(clips[:1], [], overwrite=False):
+        inference.run(clips[:1])
+    for name in ('results.json', 'images.json'):
+        assert json.loads((tmp_path / name).read_text()) is not None
+    assert len(json.loads((tmp_path / 'images.json').read_text())['images']) == 5
+    record_fault('outputs')
+
+
+def test_an_error_of_the_pipeline_is_raised_for_debug(tmp_path, clips):
+    def fail(frame):
+        raise ValueError(f'{frame.medium.path} is no input')
+
+    _, inference, lines = inference_of(tmp_path, preprocess=fail)
+    inference.run(clips[:1])
+    assert inference.failed == {clips[0]: 0}
+    assert lines == [f'skipped: {clips[0].path} is no input']
+    inference.debug = True
+    with pytest.raises(ValueError, match='is no input'):
+        inference.run(clips[:1])
+
+
+def test_a_detector_has_no_folder_of_labels(tmp_path, clips):
+    results, inference, _ = inference_of(tmp_path)
+    with results.claim_outputs(clips, [], overwrite=False):
+        inference.run(clips)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {'in', 'overlays'}
+
+
+def test_a_second_ctrl_c_acts_as_outside(tmp_path):
+    _, inference, _ = inference_of(tmp_path)
+    received = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        with inference.stop_on_ctrl_c():
+            signal.raise_signal(signal.SIGINT)
+            assert (inference.is_stopped, received) == (True, [])
+            signal.raise_signal(signal.SIGINT)
+            assert received == [signal.SIGINT]
+        inference.is_stopped = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with inference.stop_on_ctrl_c():
+            signal.raise_signal(signal.SIGINT)  # of a background job: ignored
+        assert not inference.is_stopped
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
@@ -207,7 +312,13 @@ def test_weights_left_random_stop_a_run(tmp_path, checkpoints, pictures):
 def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     """mmdet's number of an instance is class + 1000 * instance; 2 is background."""
     meta = dict(classes=('person', 'sky'), palette=[(9, 9, 9), (7, 7, 7)], thing_classes=['person'])
-    predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
+    fusion = SimpleNamespace(test_cfg=None)
+    predictor = SimpleNamespace(
+        scope='mmdet',
+        model=SimpleNamespace(panoptic_fusion_head=fusion),
+        meta=meta,
+        draw=lambda frame, *_: frame.pixels,
+    )
     classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
     sample = DetDataSample(pred_panoptic_seg=PixelData(sem_seg=classes_HW[None]))
     results = ResultsWriter(tmp_path, predictor, 0.3)
@@ -230,7 +341,9 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
 
 
 def test_a_picture_whose_files_cannot_be_written_is_in_no_table(tmp_path):
-    predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=('a',)), draw=lambda frame, *_: frame.pixels)
+    predictor = SimpleNamespace(
+        scope='mmdet', model=None, meta=dict(classes=('a',)), draw=lambda frame, *_: frame.pixels
+    )
     results = ResultsWriter(tmp_path, predictor, 0.3)
     (tmp_path / 'overlays').write_text('in the way')
     medium = media.Medium(tmp_path / 'a.png', 'a', False)
@@ -389,11 +502,11 @@ def test_ctrl_c_ends_after_the_frame_at_hand(tmp_path, checkpoints, pictures, mo
 
     monkeypatch.setattr(cv2, 'VideoCapture', Video)
     handler = signal.getsignal(signal.SIGINT)
-    inputs = pictures / 'clip.mp4', pictures / 'a.png', *trained(DETECTION, checkpoints)
+    inputs = pictures / 'broken.jpg', pictures / 'clip.mp4', pictures / 'a.png', *trained(DETECTION, checkpoints)
     result = run('tools/infer.py', *inputs, '--out-dir', tmp_path, '--batch', 2)
     assert result.returncode == 130
     assert signal.getsignal(signal.SIGINT) is handler
-    assert '3 pictures and frames of 2 files' in result.stdout
+    assert '3 pictures and frames of 1 files' in result.stdout
     assert [path.name for path in (tmp_path / 'overlays').glob('*.*4')] == ['clip.mp4']
     assert media.count_frames(media.Medium(tmp_path / 'overlays' / 'clip.mp4', '', True)) == 3
 

@@ -168,7 +168,9 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
         assert re.search(message, error), error
         record_fault('annotations')
     with pytest.raises(ValueError, match='--annotations takes a detector'):
-        ResultsWriter(tmp_path, SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
+        ResultsWriter(
+            tmp_path, SimpleNamespace(scope='mmseg', model=None, meta=dict(classes=())), 0.3, annotations=truth
+        )
 
 
 def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):

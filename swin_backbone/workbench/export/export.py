@@ -315,7 +315,7 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
 def dataset_samples(cfg: Config, phase: str, reference: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
     """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
     samples: list[verify.Sample] = []
-    with suppress(ExportError, OSError):
+    with suppress(ValueError, OSError):  # as a picture that is no input
         for number, picture in enumerate(dataset_pictures(cfg, phase, MAX_TRIED), 1):
             result = reference(picture)
             if verify.compare(result, result)['compared']:

@@ -79,13 +79,13 @@ class ExportedPredictor(Predictor):
         """Return the model's input for a frame: the pixels.
 
         Raises:
-            OSError: for an unsuitable frame.
+            ValueError: for an unsuitable frame.
         """
         pixels = np.atleast_3d(self.loader.convert_colours(frame.pixels))
         try:
             self.model.check(pixels)
         except RuntimeProblem as error:
-            raise OSError(f'{frame.medium.path}: {error}') from error
+            raise ValueError(f'{frame.medium.path}: {error}') from error
         return dict(inputs=pixels)
 
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:

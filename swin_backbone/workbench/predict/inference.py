@@ -3,8 +3,9 @@
 import math
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Optional
 
 from rich.markup import escape
 from rich.progress import Progress
@@ -15,7 +16,7 @@ from ..data.media import Frame, Medium, count_frames, read_frames
 from .predictor import Predictor
 from .results import ResultsWriter
 
-Prepared = tuple[Frame, dict[str, Any]]  # a frame, and the input of the model
+LoadedFrame = tuple[Frame, dict[str, Any]]  # a frame, and the input of the model
 
 
 class Inference:
@@ -26,9 +27,10 @@ class Inference:
         progress: shows the frames.
         max_pixels: a larger frame is reduced to so many.
         batch_size: frames at a time.
-        debug: raise errors of the model.
+        debug: raise errors of the model, its pipeline and the writing.
 
     Attributes:
+        written: media of which a frame is predicted and written.
         unreadable: media that were left out, at least in part, because they cannot be read.
         failed: media for which the model, its pipeline or an output failed, with the number of the first such frame.
             Frames from there on are left out.
@@ -44,8 +46,13 @@ class Inference:
         batch_size: int,
         debug: bool,
     ):
-        self.predictor, self.results, self.progress = predictor, results, progress
-        self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
+        self.predictor = predictor
+        self.results = results
+        self.progress = progress
+        self.max_pixels = max_pixels
+        self.batch_size = batch_size
+        self.debug = debug
+        self.written: set[Medium] = set()
         self.unreadable: set[Medium] = set()
         self.failed: dict[Medium, int] = {}
         self.is_stopped = False
@@ -56,14 +63,29 @@ class Inference:
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, media)))
         frames = self.iter_inputs(media)
         while batch := list(islice(frames, self.batch_size)):
-            self.predict(batch)
+            self.predict_and_write(batch)
+        self.close_video()
 
-    def stop(self, *_: object) -> None:
-        """End after the frame at hand: a handler of Ctrl-C. A second Ctrl-C ends at once."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.is_stopped = True
+    @contextmanager
+    def stop_on_ctrl_c(self) -> Iterator[None]:
+        """Let Ctrl-C end `run` after the frame at hand, during the context. A second Ctrl-C acts as outside of it.
 
-    def iter_inputs(self, media: Sequence[Medium]) -> Iterator[Prepared]:
+        An ignored Ctrl-C, as of a background job of a script, stays ignored.
+        """
+        earlier = signal.getsignal(signal.SIGINT)
+
+        def stop(*_: object) -> None:
+            self.is_stopped = True
+            signal.signal(signal.SIGINT, earlier)
+
+        if earlier is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, earlier)
+
+    def iter_inputs(self, media: Sequence[Medium]) -> Iterator[LoadedFrame]:
         """Yield the readable frames of media, each with the input of the model."""
         for medium in media:
             self.progress.update(self.task, description=escape(medium.name))
@@ -76,9 +98,8 @@ class Inference:
                         self.note_reduction(medium)
                     try:
                         prepared = self.predictor.preprocess(frame)
-                    except OSError as error:
-                        self.failed[medium] = num_done
-                        self.leave_out(medium, num_done, describe_error(error))
+                    except ValueError as error:
+                        self.fail(medium, num_done, '', error)  # the error names the file
                         break
                     yield frame, prepared
                     num_done += 1
@@ -97,36 +118,50 @@ class Inference:
         if note:
             self.print(note, 'yellow')
 
-    def predict(self, batch: Sequence[Prepared]) -> None:
+    def predict_and_write(self, batch: Sequence[LoadedFrame]) -> None:
         """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
-        group = [prepared for prepared in batch if not self.is_left_out(prepared[0])]
+        group = [loaded for loaded in batch if not self.is_left_out(loaded[0])]
         if not group:
             return
         try:
-            samples = self.predictor.predict([item for _, item in group])
+            samples = self.predictor.predict([prepared for _, prepared in group])
         except Exception as error:
             if len(group) == 1:
-                self.fail(group[0][0], 'the model fails on it', error)
-            for prepared in group if len(group) > 1 else ():
-                self.predict([prepared])
+                (frame, _), *_ = group
+                self.fail(frame.medium, frame.number, 'the model fails on it', error)
+                return
+            for loaded in group:
+                self.predict_and_write([loaded])
             return
-        for (frame, item), sample in zip(group, samples):
+        for (frame, prepared), sample in zip(group, samples):
             if self.is_left_out(frame):  # since the frame before
                 continue
+            self.close_video(frame.medium)
             try:
-                self.results.write(frame, sample, item)
+                self.results.write(frame, sample, prepared)
             except Exception as error:
-                self.fail(frame, 'its predictions cannot be drawn or written', error)
+                self.fail(frame.medium, frame.number, 'its predictions cannot be drawn or written', error)
             else:
+                self.written.add(frame.medium)
                 self.progress.advance(self.task)
 
-    def fail(self, frame: Frame, what: str, error: Exception) -> None:
-        """Leave out the rest of a frame's medium. Raise an error that affects all media, such as a full disk."""
+    def close_video(self, following: Optional[Medium] = None) -> None:
+        """Complete the open video of the results, unless it is that of the medium that follows."""
+        if self.results.video is None or self.results.video[0] == following:
+            return
+        medium, _ = self.results.video
+        try:
+            self.results.close_video()
+        except Exception as error:
+            self.fail(medium, 0, 'its video cannot be written', error)
+
+    def fail(self, medium: Medium, num_done: int, what: str, error: Exception) -> None:
+        """Leave out the rest of a medium. Raise an error that affects all media, such as a full disk."""
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = describe_error(error).partition('\n')[0]
-        self.failed[frame.medium] = frame.number
-        self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
+        self.failed[medium] = num_done
+        self.leave_out(medium, num_done, f'{medium.path}: {what}: {reason}' if what else reason)
 
     def is_left_out(self, frame: Frame) -> bool:
         return frame.number >= self.failed.get(frame.medium, math.inf)

@@ -137,7 +137,7 @@ class Predictor:
         """Return a frame as input of the model.
 
         Raises:
-            OSError: if the test pipeline fails, as for a picture 1000 times as wide as high.
+            ValueError: if the test pipeline fails, as for a picture 1000 times as wide as high.
         """
         try:
             with self.in_scope():
@@ -146,7 +146,7 @@ class Predictor:
                 return prepared
         except Exception as error:
             height, width = frame.size
-            raise OSError(
+            raise ValueError(
                 f'{frame.medium.path} of {width}x{height} pixels is no input for the test pipeline: {error}'
             ) from error
 

@@ -64,10 +64,10 @@ class ResultsWriter:
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
         self.panoptic: list[dict[str, Any]] = []
-        head = getattr(getattr(predictor, 'model', None), 'panoptic_fusion_head', None)
+        head = getattr(predictor.model, 'panoptic_fusion_head', None)
         self.is_panoptic = head is not None and (head.test_cfg or {}).get('panoptic_on', True)
         self.ids = None if annotations is None else CocoIds(annotations, predictor)
-        self.video: Optional[tuple[Medium, VideoWriter]] = None
+        self.video: Optional[tuple[Medium, VideoWriter]] = None  # the open one
         if save_features:
             predictor.require_backbone()
         self.save_features = save_features
@@ -92,7 +92,7 @@ class ResultsWriter:
         if self.ids is not None:
             self.ids.require_all([medium.path for medium in media])
         paths = [*self._make_tables()]
-        folders = {'labels': '.png'}
+        folders = {'labels': '.png'} if self.predictor.scope == 'mmseg' or self.is_panoptic else {}
         folders |= {'features': '.npz'} if self.save_features else {}
         folders |= {'panoptic': '.png'} if self.is_panoptic else {}
         for medium in media:
@@ -112,9 +112,11 @@ class ResultsWriter:
             try:
                 yield
             finally:
-                self._close_video()
-                for path, table in self._make_tables().items():
-                    write_whole(path, json.dumps(table).encode())
+                try:
+                    self.close_video()
+                finally:
+                    for path, table in self._make_tables().items():
+                        write_whole(path, json.dumps(table).encode())
 
     def write(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
         """Write the predictions of a frame.
@@ -142,7 +144,7 @@ class ResultsWriter:
             write_whole(self._make_path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
-                self._close_video()
+                self.close_video()
                 path = self._make_path('overlays', frame.medium.name, '.mp4')
                 self.video = frame.medium, VideoWriter(path, frame.medium)
             self.video[1].write(overlay)
@@ -160,8 +162,10 @@ class ResultsWriter:
         if self.predictor.scope == 'mmdet':
             ids = self.ids.categories if self.ids else find_category_ids(self.predictor)
             categories = [dict(id=number, name=name) for number, name in zip(ids, self.predictor.meta['classes'])]
-            source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
-            source = f'ids of {self.ids.path}' if self.ids else source
+            if self.ids:
+                source = f'ids of {self.ids.path}'
+            else:
+                source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
             info = dict(description=source)
             tables[self.out_dir / 'images.json'] = dict(info=info, images=self.images, categories=categories)
             if self.is_panoptic or self.panoptic:
@@ -177,10 +181,11 @@ class ResultsWriter:
     def _make_path(self, folder: str, name: str, suffix: str) -> Path:
         return self.out_dir / folder / (name + suffix)
 
-    def _close_video(self) -> None:
-        if self.video is not None:
-            self.video[1].close()
-            self.video = None
+    def close_video(self) -> None:
+        """Complete the open video, if there is one. Raises OSError if it cannot be written; it is closed then too."""
+        video, self.video = self.video, None
+        if video is not None:
+            video[1].close()
 
 
 def make_entries(prediction: Prediction, image_id: int, file_name: str) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def test_thresholds_of_a_report(tmp_path):
 def test_thresholds_of_other_classes_are_refused_before_a_prediction(tmp_path):
     """Each picture failed alone, and an exported folder kept thresholds that it could not take."""
     report = write_report(tmp_path)
-    predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=('nut', 'gear')), score_thr=0.3)
+    predictor = SimpleNamespace(scope='mmdet', model=None, meta=dict(classes=('nut', 'gear')), score_thr=0.3)
     assert choose_score_thr(predictor, None) == 0.3
     assert choose_score_thr(SimpleNamespace(scope='mmseg', meta=predictor.meta), report)
     for use in (choose_score_thr, lambda *arguments: ResultsWriter(tmp_path, *arguments)):
