@@ -58,8 +58,10 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
         if error.errno not in CANNOT_WRITE:
             raise
-        target = error.filename or 'cannot write its output'
-        status = f'{sys.argv[0]}: {target} ({error.strerror})'
+        problem = (
+            f'{error.filename}: {error.strerror}' if error.filename else f'cannot write its output ({error.strerror})'
+        )
+        status = f'{sys.argv[0]}: {problem}'
         _print_no_more()
     except BaseException:
         if not received:

@@ -70,7 +70,12 @@ def _set_timeout(text: str) -> float:
 def _parse_score_thr(text: str) -> Any:
     """Return a number from 0 to 1, or the thresholds in a report."""
     if not os.path.exists(text):
-        return number(0, 1)(text)
+        with suppress(ValueError):
+            float(text)
+            return number(0, 1)(text)
+        raise argparse.ArgumentTypeError(
+            f'it takes a number from 0 to 1, or a report.json, and there is no {text[:80]!r}'
+        )
     import_package()
     from swin_backbone.workbench.predict.thresholds import read_score_thr
 

@@ -59,8 +59,10 @@ def claim_folder(folder: Union[str, Path], overwrite: bool = False) -> None:
     names = [name for name in os.listdir(folder) if name[0] != '.'] if os.path.lexists(folder) else []
     is_marked = Path(folder, RESULTS_MARK).exists()
     if names and not (is_marked and overwrite):
-        allowed = ', or allow it by --overwrite' if is_marked else ', or a new folder'
-        raise FileExistsError(f'{Path(folder, min(names))} is there already: write to another place{allowed}')
+        example = Path(folder, min(names))
+        if is_marked:
+            raise FileExistsError(f'{example} is there already: write to another place, or allow it by --overwrite')
+        raise FileExistsError(f'{folder} has files that are no results, as {example}: write to a new folder')
     mark_folder(folder)
 
 

@@ -59,8 +59,10 @@ def test_a_folder_of_results_has_nothing_of_the_user(record_fault, tmp_path):
     (new / 'a.png').touch()
     mine.mkdir()
     (mine / 'a.png').touch()
-    for folder, overwrite in ((new, False), (mine, False), (mine, True)):
-        with pytest.raises(FileExistsError, match=f'{folder}/a.png is there already'):
+    words = 'has files that are no results, as .*/mine/a.png: write to a new folder'
+    cases = ((new, False, f'{new}/a.png is there already: .* --overwrite'), (mine, False, words), (mine, True, words))
+    for folder, overwrite, message in cases:
+        with pytest.raises(FileExistsError, match=message):
             claim_folder(folder, overwrite)
         record_fault('outputs')
     claim_folder(new, overwrite=True)

@@ -121,9 +121,10 @@ def main() -> None:
         with tile_bar(tiled.grid.stride) as show:
             progress, files = tiled.run(args.shard, args.resume_tiles, args.overwrite, show)
     height, width = tiled.grid.size
+    of_run = ' in this run' if args.resume_tiles else ''
     print(
         f'{progress.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
-        f'{time.monotonic() - begin:.1f} s, {progress.blank} of them blank and skipped; see '
+        f'{time.monotonic() - begin:.1f} s, {progress.blank} blank ones skipped{of_run}; see '
         f'{", ".join(map(str, files)) or f"{tiled.finished_tiles.folder}, and merge the shards by --merge"}'
     )
 

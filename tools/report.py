@@ -34,7 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, needs_package=lambda args: args.labels is None)
     parser.add(
         f'{JOB_OPTIONS} checkpoint data workers annotations classes amp precision compile device threads work_dir '
-        'out_dir overwrite skip_unreadable allow_missing unsafe_load',
+        'out_dir overwrite skip_unreadable allow_missing unsafe_load timeout',
         config=dict(nargs='?'),
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(help='device of an exported model (default: cpu)'),

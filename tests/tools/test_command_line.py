@@ -203,6 +203,23 @@ def test_ctrl_c_is_a_line_whatever_a_library_makes_of_it(record_fault):
     record_fault('ended_tools')
 
 
+FULL = """
+from swin_backbone.command_line import run
+
+def main():
+    raise OSError(28, 'No space left on device', 'out/a.json')
+
+run(main)
+"""
+
+
+def test_a_full_disk_names_the_file(record_fault):
+    program = start('-c', FULL)
+    assert program.communicate() == ('', '-c: out/a.json: No space left on device\n')
+    assert program.returncode == 1
+    record_fault('full_disks')
+
+
 def test_another_broken_pipe_is_an_error(capfd):
     def main():
         read, write = os.pipe()

@@ -52,6 +52,18 @@ def test_a_value_that_a_help_names_is_taken(words, tmp_path, monkeypatch):
     assert getattr(args, name[2:].replace('-', '_')) == NAMED[words]
 
 
+def test_a_missing_report_is_named(capsys):
+    parser = Parser()
+    parser.add('config score_thr')
+    for value, message in (
+        ('runs/report.jsn', "a number from 0 to 1, or a report.json, and there is no 'runs/report.jsn'"),
+        ('1.5', "it takes a number from 0 to 1, got '1.5'"),
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(['a.py', '--score-thr', value])
+        assert message in capsys.readouterr().err
+
+
 def test_all_values_that_a_help_names_are_in_this_list():
     for name, settings in ARGUMENTS.items():
         tried = {words.partition(' ')[2] for words in NAMED if words.partition(' ')[0] == name}

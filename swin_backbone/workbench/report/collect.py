@@ -162,6 +162,8 @@ class _LabelMaps(Hook):
         self.labels, self.results = folder / LABELS, folder / RESULTS
         for part in (self.labels, self.results):
             claim_folder(part, overwrite)
+            for path in part.rglob('*.png'):
+                path.unlink()  # of the test before, which may have had other pictures
         lines = (f'{value} {name}\n' for value, name in enumerate(self.classes))  # a name may begin with a number
         write_whole(self.labels / CLASS_FILES[0], ''.join(lines).encode())
 

@@ -41,8 +41,11 @@ def find_task(labels: Path, results: Path) -> str:
     """Return the task of two files or folders.
 
     Raises:
-        ValueError: if they are not both a JSON, a CSV or a folder.
+        ValueError: if one is missing, or they are not both a JSON, a CSV or a folder.
     """
+    for path in (labels, results):
+        if not path.exists():
+            raise ValueError(f'there is no {path}')
     kinds = {'folder' if path.is_dir() else path.is_file() and path.suffix.lower() for path in (labels, results)}
     for kind, task in KINDS_OF_FILES.items():
         if kinds == {kind}:

@@ -94,7 +94,9 @@ class FinishedTiles:
         current = json.loads(self._settings)
         begun = json.loads(self._file.read_bytes()) if self._file.exists() else current
         differences = [
-            f'{key} {begun[key]!s:.12}, not {current[key]!s:.12}' for key in current if begun[key] != current[key]
+            _describe_difference(key, begun.get(key), value)
+            for key, value in current.items()
+            if begun.get(key) != value
         ]
         if differences:
             raise ValueError(
@@ -103,8 +105,10 @@ class FinishedTiles:
             )
 
     def require_all(self, count: int) -> None:
-        """Raise ValueError unless all tiles of a picture are finished with the same settings."""
+        """Raise ValueError unless all tiles of a picture are there, finished with the same settings."""
         self.require_same()
+        if self._merged.exists():
+            raise ValueError(f'the tiles in {self.folder} were merged before, and are deleted: --merge is not needed')
         finished = sum(self.tile(index).exists() for index in range(count))
         if finished < count:
             raise ValueError(f'{self.folder} has {finished} of {count} tiles: run all shards, or --resume them')
@@ -127,3 +131,10 @@ class FinishedTiles:
         self._merged.touch()
         for path in self.folder.glob('*.tile'):
             path.unlink(missing_ok=True)
+
+
+def _describe_difference(key: str, begun: Any, current: Any) -> str:
+    """Return words on two values of a setting: numbers, or digests and thresholds by class, which are not shown."""
+    if isinstance(begun, (str, dict)) or isinstance(current, (str, dict)):
+        return f'another {key}'
+    return f'{key} {begun}, not {current}'

@@ -91,7 +91,7 @@ class TiledInference:
         self.score_thr = choose_score_thr(predictor, score_thr)
         self.notes = [*self.picture.notes]
         if not keeps_size:
-            self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
+            self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {width}x{height}')
         elif self.grid.stride % alignment and len(self.grid) > 1:
             self.notes.append(
                 f'tiles start every {self.grid.stride} pixels, which is no multiple of {alignment}, the alignment '

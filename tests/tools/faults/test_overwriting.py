@@ -149,13 +149,14 @@ def test_what_a_test_writes(record_fault, tmp_path, testing):
     command, options = testing
     picture = tmp_path / 'own' / 'images' / 'val' / '0.png'
     content = picture.read_bytes()
-    assert 'is there already' in error_of(*command, '--show-dir', picture.parent, *options)
+    foreign = 'has files that are no results'
+    assert foreign in error_of(*command, '--show-dir', picture.parent, *options)
     assert picture.read_bytes() == content
     mine = tmp_path / 'labels' / '0.png'
     mine.parent.mkdir()
     mine.write_bytes(MINE)
     command += ['--out', mine.parent, *options]
-    assert_spared(record_fault, mine, *command)
+    assert_spared(record_fault, mine, *command, words=[foreign])
     mine.unlink()
     run_well(*command)
     assert_spared(record_fault, mine, *command, content=mine.read_bytes())

@@ -173,6 +173,17 @@ def test_runs_are_compared_by_a_common_kind_of_ap(detector, tmp_path, kind, colu
     assert main_metric(report, None) == {}
 
 
+def test_pictures_of_the_report_before_are_not_counted(tmp_path):
+    """A picture that is no longer tested stayed in the folder of labels, and in the IoU."""
+    root = make_own_data(tmp_path / 'own')
+    cfg = own_config(segmentation(root), tmp_path / 'work')
+    before = guessed(cfg, tmp_path / 'out')
+    cfg.test_dataloader.dataset.indices = 1
+    after = guessed(cfg, tmp_path / 'out', overwrite=True)
+    assert (len(before['pictures']), len(after['pictures'])) == (2, 1)
+    assert round(100 * after['overall']['mIoU'], 2) == pytest.approx(after['metrics']['mIoU'])
+
+
 @pytest.mark.parametrize('ignored', [255, 7])
 def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored, monkeypatch):
     """An ignored value other than 255 stopped the report, or was counted as a class."""

@@ -368,6 +368,8 @@ def test_files_of_two_kinds_are_refused(tmp_path, objects):
     labels, _ = objects
     with pytest.raises(ValueError, match='take two COCO JSON files, two folders of PNGs or two CSV files'):
         find_task(labels, tmp_path)
+    with pytest.raises(ValueError, match=f'there is no {tmp_path}/absent.json'):
+        find_task(labels, tmp_path / 'absent.json')
     done = run_tool('--labels', labels, '--out-dir', tmp_path / 'out')
     assert done.returncode == 2
     assert 'give CONFIG CKPT, or --labels L --results R' in done.stderr

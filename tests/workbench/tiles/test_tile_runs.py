@@ -111,7 +111,25 @@ def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
         TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=(0, 2))
     for number in range(2):  # the tiles of the first model are left out
         TiledInference(Segmentor('other'), picture, tmp_path, **SETTINGS).run(shard=(number, 2), overwrite=not number)
-    TiledInference(Segmentor('other'), picture, tmp_path, **SETTINGS).merge()
+    merged = TiledInference(Segmentor('other'), picture, tmp_path, **SETTINGS)
+    merged.merge()
+    with pytest.raises(ValueError, match='were merged before, and are deleted'):
+        merged.merge(overwrite=True)
+
+
+def test_settings_of_another_format_are_refused(record_fault, tmp_path, picture):
+    """A key that an older format lacks was a KeyError. Digests and thresholds by class were shown in part."""
+    job = TiledInference(Detector(), picture, tmp_path, **SETTINGS)
+    job.run(shard=(0, 2))
+    file = job.finished_tiles.folder / 'settings.json'
+    settings = json.loads(file.read_text())
+    del settings['skip_blank'], settings['level']
+    file.write_text(json.dumps(dict(settings, format=1, model='1234', score_thr={'cat': 0.3})))
+    with pytest.raises(
+        ValueError, match='was begun with format 1, not 2, level None, not 0, another model, another score_thr:'
+    ):
+        job.merge()
+    record_fault('tile_manifests')
 
 
 def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
