@@ -86,10 +86,10 @@ def _parse_score_thr(text: str) -> Any:
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    number, _, count = text.partition('/')
-    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+    index, _, count = text.partition('/')
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise argparse.ArgumentTypeError(f'it takes I/N with I from 0 to N - 1, got {text[:40]!r}')
-    return int(number), int(count)
+    return int(index), int(count)
 
 
 class ShapeAction(argparse.Action):
@@ -192,7 +192,9 @@ class Options:
     work_dir: Optional[PathLike] = _option(
         "folder of logs and checkpoints (default: work_dirs/ and the config's name)", 'D'
     )
-    launcher: str = _option('job launcher', default='none', choices=('none', 'pytorch', 'slurm', 'mpi'))
+    launcher: str = _option(
+        'what has started the processes of the run', default='none', choices=('none', 'pytorch', 'slurm', 'mpi')
+    )
 
     # A training: `resolve_training`
     epochs: Optional[int] = _option(
@@ -208,10 +210,12 @@ class Options:
     )
     lr: Optional[float] = _option('learning rate; later rates of the schedule scale with it', 'R', type=number(1e-12))
     auto_scale_lr: bool = _option(
-        'learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config', default=False
+        'scale the learning rate with the batch; that of the config is for auto_scale_lr.base_batch_size pictures per '
+        'step',
+        default=False,
     )
     balance: bool = _option(
-        'let rare classes count more: repeat their pictures; of a segmentor, weigh the loss by class',
+        "give rare classes more weight: their pictures are repeated; a segmentor's loss is weighted by class",
         default=False,
         see='guides/own_data.md',
     )
@@ -230,7 +234,10 @@ class Options:
         see='measurements/zoo.md#published-weights',
     )
     resume: Optional[str] = _option(
-        'continue from CKPT, or from the last checkpoint in the working folder', 'CKPT', nargs='?', const='auto'
+        'continue from CKPT; without CKPT from the last checkpoint in the working folder',
+        'CKPT',
+        nargs='?',
+        const='auto',
     )
     vis: Optional[str] = _option(
         'write the log for TensorBoard or Weights & Biases too',

@@ -11,6 +11,7 @@ from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
+REPORT_JSON = 'report.json'  # the numbers of a report, in its folder
 RESULTS_MARK = '.swin_backbone.results'  # the mark of a folder of results
 
 

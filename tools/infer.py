@@ -70,7 +70,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> int:
-    if any(word.partition('=')[0] == '--tile' for word in sys.argv):
+    if any(word.partition('=')[0] == '--tile' for word in sys.argv):  # before parsing: infer_tiles has other arguments
         import infer_tiles  # beside this file
 
         infer_tiles.main()
@@ -87,9 +87,9 @@ def main() -> int:
         with exit_with_message(ANY_ERROR, args.debug):
             inputs = find_media(args.inputs)
             if args.shard:
-                number, count = args.shard
-                inputs = inputs[number::count]
-                args.out_dir /= f'{number}-of-{count}'
+                index, count = args.shard
+                inputs = inputs[index::count]
+                args.out_dir /= f'{index}-of-{count}'
             predictor = make_predictor(args)
             results = ResultsWriter(
                 args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features

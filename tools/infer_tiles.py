@@ -83,18 +83,18 @@ def tile_bar(step: int) -> Iterator[Callable[[Any], None]]:
     number = bar.add_task('')
     (task,) = bar.tasks
 
-    def show(progress: Any) -> None:
+    def show(counts: Any) -> None:
         nonlocal printed
-        bar.update(number, completed=progress.done, total=progress.total)
+        bar.update(number, completed=counts.done, total=counts.total)
         if not task.speed:
             return
         left = timedelta(seconds=round(task.time_remaining or 0))
         text = f'{task.speed:.2f} tiles/s, {task.speed * step**2 / 1e6:.1f} Mpx/s, {left} left'
-        text += f', {progress.blank} blank' if progress.blank else ''
+        text += f', {counts.blank} blank' if counts.blank else ''
         bar.update(number, description=text)
-        if not console.is_terminal and (time.monotonic() - printed > 60 or progress.done == progress.total):
+        if not console.is_terminal and (time.monotonic() - printed > 60 or counts.done == counts.total):
             printed = time.monotonic()
-            print(f'tiles {progress.done}/{progress.total}, {text}', file=sys.stderr, flush=True)
+            print(f'tiles {counts.done}/{counts.total}, {text}', file=sys.stderr, flush=True)
 
     with bar:
         yield show
@@ -119,12 +119,12 @@ def main() -> None:
             print(f'merged; see {", ".join(map(str, tiled.merge(args.overwrite)))}')
             return
         with tile_bar(tiled.grid.stride) as show:
-            progress, files = tiled.run(args.shard, args.resume_tiles, args.overwrite, show)
+            counts, files = tiled.run(args.shard, args.resume_tiles, args.overwrite, show)
     height, width = tiled.grid.size
     of_run = ' in this run' if args.resume_tiles else ''
     print(
-        f'{progress.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
-        f'{time.monotonic() - begin:.1f} s, {progress.blank} blank ones skipped{of_run}; see '
+        f'{counts.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
+        f'{time.monotonic() - begin:.1f} s, {counts.blank} blank ones skipped{of_run}; see '
         f'{", ".join(map(str, files)) or f"{tiled.finished_tiles.folder}, and merge the shards by --merge"}'
     )
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 
-OF_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 'debug'}
+OPTIONS_WITH_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 'debug'}
 
 
 def parse_args() -> argparse.Namespace:
@@ -53,7 +53,7 @@ def parse_args() -> argparse.Namespace:
     if args.labels is None:
         parser.refuse(args, ('pictures',), 'takes --labels and --results')
     else:
-        parser.refuse(args, vars(args).keys() - OF_FILES, 'is not used with --labels and --results')
+        parser.refuse(args, vars(args).keys() - OPTIONS_WITH_FILES, 'is not used with --labels and --results')
     return args
 
 
@@ -72,7 +72,7 @@ def main() -> None:
         try:
             others = read_reports(args.compare, find_task(args.labels, args.results))
             write_report(*paths, others=others, overwrite=args.overwrite)
-        except Exception as error:
+        except Exception as error:  # not exit_with_message, which imports mmengine: files need no torch
             if args.debug:
                 raise
             sys.exit(f'{sys.argv[0]}: {error if isinstance(error, (ValueError, OSError)) else repr(error)}')

@@ -18,7 +18,7 @@ from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import DEFAULTS, Options, refuse_options
-from ..outputs import lock_folder
+from ..outputs import REPORT_JSON, lock_folder
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
 from .configs.published import find_weights, set_load_from
@@ -181,7 +181,7 @@ def report(
         numbers = report_on_test(runner, out_dir, checkpoint, compare, overwrite)
     best = numbers.get('best')
     if best and best['F1']:  # of a detector that finds something
-        path = Path(out_dir, 'report.json')
+        path = Path(out_dir, REPORT_JSON)
         job.print(f'best threshold {best["threshold"]:g}; for the best of each class: --score-thr {path}')
     return numbers
 

@@ -170,7 +170,8 @@ class Model:
             annotations: COCO JSON with `image_id` and `category_ids` of the predictions, of a detector.
 
         Raises:
-            ValueError: without a checkpoint, if a path has no pictures, or if `annotations` lack a picture or class.
+            ValueError: without a checkpoint, if a path has no pictures, if the test pipeline fails on a picture, or if
+                `annotations` lack a picture or class.
             OSError: if a picture cannot be read.
         """
         from .predict.coco_ids import CocoIds

@@ -1,13 +1,18 @@
 """Ids of pictures and categories in the user's COCO JSON."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...checks import LARGEST_FILE
 from ...openmmlab.errors import DataError
 from ..configs.text_files import read_text
+
+if TYPE_CHECKING:
+    from .predictor import Predictor
 
 
 class CocoIds:
@@ -22,7 +27,7 @@ class CocoIds:
         DataError: if the file lacks images or categories, or has no category for a class.
     """
 
-    def __init__(self, path: str, predictor: Any):
+    def __init__(self, path: str, predictor: Predictor):
         if predictor.scope != 'mmdet':
             raise ValueError('--annotations takes a detector: results of other models have no ids')
         self.path, classes = path, predictor.meta['classes']

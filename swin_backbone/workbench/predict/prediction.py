@@ -34,8 +34,9 @@ class Prediction:
         scores: (n,) float32; for a classifier, of all classes.
         labels: (n,) int64, indices of `classes`.
         names: names of the n classes.
-        category_ids: ids of COCO's format of all classes, by label: of the `annotations` of `Model.predict`, or of the
-            training, which the checkpoint has, or COCO's official ids, or numbers from 1; empty without a detector.
+        category_ids: ids of all classes in COCO's format, by label, in this order of preference: of the `annotations`
+            of `Model.predict`; of the training, in the checkpoint; COCO's own, for COCO's classes; 1, 2, ...
+            Empty without a detector.
         image_id: id of the picture in `annotations`; None without these.
         masks: (n, H, W) bool; None for a model without masks.
         label_map: (H, W) int64, the class of each pixel; None for a model without these.

@@ -53,7 +53,7 @@ class Predictor:
         precision: see `accelerate`.
 
     Attributes:
-        loader: the step that loads a file, or takes pixels of a video or a tile.
+        loader: the first step of `pipeline`, which takes pixels in memory. `load` reads files.
         score_thr: lowest score of an object, 0.3; of an exported folder the one that it was exported with.
 
     Raises:

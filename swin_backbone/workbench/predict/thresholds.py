@@ -1,18 +1,23 @@
 """The lowest scores of objects: a number, or a number for each class, as a report finds them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_number, refusal
+from ...outputs import REPORT_JSON
+
+if TYPE_CHECKING:
+    from .predictor import Predictor
 
 ScoreThr = Union[float, dict[str, float]]  # a dict has the names of classes
 SCORE_THR = 0.3
-REPORT = 'report.json'
 
 
 def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
@@ -30,7 +35,7 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
         return {name: _check_threshold(f'score_thr[{name!r}]', value) for name, value in score_thr.items()}
     if not isinstance(score_thr, (str, Path)):
         return _check_threshold('score_thr', score_thr)
-    path = Path(score_thr, REPORT) if Path(score_thr).is_dir() else Path(score_thr)
+    path = Path(score_thr, REPORT_JSON) if Path(score_thr).is_dir() else Path(score_thr)
     try:
         report = json.loads(path.read_bytes())
         best = report['best']['threshold']
@@ -45,11 +50,8 @@ def _check_threshold(name: str, value: Any) -> float:
     return check_number(name, value, 'a number from 0 to 1, or a report.json', lambda number: 0 <= number <= 1)
 
 
-def choose_score_thr(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
+def choose_score_thr(predictor: Predictor, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
     """Return thresholds for the predictions of a model; for None those of the predictor.
-
-    Args:
-        predictor: a `Predictor`; its file imports this one.
 
     Raises:
         ValueError: see `read_score_thr`; also for thresholds of other classes than a detector's.

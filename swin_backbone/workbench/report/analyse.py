@@ -47,7 +47,8 @@ def detection_report(
     for label, row in enumerate(classes):
         row.update(zip(STATS, stats_of(main.precision[:, :, [label]], main.params)))
         row.update(best[label] if row['objects'] else dict.fromkeys(best[label]))
-        row['threshold'] = row['threshold'] if row['F1'] else None  # none is better than another
+        if not row['F1']:
+            row['threshold'] = None  # none is better than another
         for other in evaluations[:-1]:
             row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
     sizes, by_iou = {}, {}

@@ -13,7 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ...openmmlab.config_parts import summarize, type_name
-from ...outputs import check_outputs, claim_folder, lock_folder, make_folder
+from ...outputs import REPORT_JSON, check_outputs, claim_folder, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..configs.data_parts import describe_tested_data, list_dataset_configs, list_metric_configs
 from ..data.datasets import iter_base_datasets
@@ -24,7 +24,7 @@ from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from ..runner.build import run_loop
 from .files import encode_csv, encode_objects
-from .report import NAME, PAGE, read_reports, write_report
+from .report import PAGE, read_reports, write_report
 
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()
@@ -66,14 +66,15 @@ def report_on_test(
     if scope not in TASKS:
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
     others = read_reports(compare, TASKS[scope])  # before the test
-    check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
+    check_outputs(folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
     with lock_folder(folder, 'reports in'):
-        recorder: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
+        recorder: Any = dict(mmdet=_ObjectRecorder, mmseg=_LabelMapRecorder, mmpretrain=_ScoreRecorder)[scope](
+            runner, folder, overwrite
+        )
         runner.register_hook(recorder)
-        numbers = {
-            name: float(value) for name, value in run_loop(runner, 'test').items() if np.ndim(value) == 0
-        }  # no matrices
+        metrics = run_loop(runner, 'test')
+        numbers = {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}  # no confusion matrix
         labels, results, pictures = recorder.write()
         config = {key: value for key, value in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
         about = dict(
@@ -98,10 +99,13 @@ def report_on_test(
         )  # fmt: skip
 
 
-class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures
-    """Keeps the objects of a detector, as mmdet's CocoMetric has got them."""
+# `write` of a recorder returns labels, results and the folder of the pictures. `classes` are names of label PNGs.
 
-    classes = None  # in the labels
+
+class _ObjectRecorder(Hook):
+    """Keeps the predictions that mmdet's CocoMetric has received."""
+
+    classes = None  # the labels have them
 
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):
         self.metric = next(metric for metric in runner.test_evaluator.metrics if type(metric).__name__ == 'CocoMetric')
@@ -148,7 +152,7 @@ class _Objects(Hook):  # `write` of these hooks returns labels, results and the 
         return self.labels, self.results, pictures
 
 
-class _LabelMaps(Hook):
+class _LabelMapRecorder(Hook):
     """Writes the labels and predictions of a segmentor as PNGs, during the test."""
 
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):
@@ -178,13 +182,13 @@ class _LabelMaps(Hook):
             for folder, values_HW in ((self.labels, label_HW), (self.results, predicted_HW)):
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(encode_labels(values_HW, self.meta))  # a wait for the disk for each picture is long
+                path.write_bytes(encode_labels(values_HW, self.meta))  # not write_whole, which waits for the disk
 
     def write(self) -> tuple[Path, Path, Path]:
         return self.labels, self.results, self.pictures
 
 
-class _Scores(Hook):
+class _ScoreRecorder(Hook):
     """Keeps the scores of a classifier."""
 
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):

@@ -47,7 +47,7 @@ class PixelCounts:
         self.worst.append((wrong, -len(self.pictures), label_map, predicted_map))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 
-    def report(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return the part of the report, the worst pictures first."""
         pictures = sorted(self.pictures, key=lambda picture: -picture['wrong'])
         report = dict(task='segmentation', pictures=pictures, **_by_class('IoU', self.counts, self.classes, 'pixels'))

@@ -20,7 +20,7 @@ MEANING = dict(
     background='where no object is: IoU below 0.1',
     missed='objects that no prediction finds, not even with a wrong class or a wrong place alone',
 )
-KINDS = ('right', *MEANING)[:-1]  # of predictions
+KINDS = ('right', 'class', 'place', 'both', 'double', 'background')  # of predictions
 RIGHT, CLASS, PLACE, BOTH, DOUBLE, BACKGROUND = range(len(KINDS))
 DOUBTS = ('no label', 'other class', 'beside', 'not found')
 LISTED = 1000  # doubtful labels of a kind
@@ -142,12 +142,12 @@ def doubtful_labels(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return up to `LISTED` labels of a kind that look wrong, the surest first.
 
-    - 'no label': a sure prediction on no object. Sureness: score, times 1 less the largest IoU with an object.
+    - 'no label': a sure prediction on no object. Sureness: score x (1 - largest IoU with an object).
     - 'other class': a sure prediction of another class on an object. Sureness: the score less the score of the
       prediction that finds the object, if any does. It is above 0.
     - 'beside': a sure prediction of the class beside an object. Sureness: as of 'other class'.
     - 'not found': all predictions near the object are unsure or find another object. Sureness: share of found objects
-      of the class, times 1 less the highest score near the object.
+      of the class x (1 - highest score near the object).
 
     Args:
         thresholds: the best of each class. `SURE` and `UNSURE` are parts of these.

@@ -43,7 +43,7 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
             key: {name: [*zip(THRESHOLDS, curve[key])] for name, curve in curves.items()} for key in ('precision', 'F1')
         },
         meaning=MEANING,
-        values=main_metric(report, report['compared_kind']),
+        values=main_metrics(report, report['compared_kind']),
     )
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -65,8 +65,8 @@ def common_kind(reports: Sequence[Mapping[str, Any]]) -> Optional[str]:
     return next((kind for kind in reversed(kinds[0]) if all(kind in others for others in kinds)), None)
 
 
-def main_metric(report: Mapping[str, Any], kind: Optional[str]) -> dict[str, Optional[float]]:
-    """Return the main metric of a report, of all classes and of each.
+def main_metrics(report: Mapping[str, Any], kind: Optional[str]) -> dict[str, Optional[float]]:
+    """Return the values of the main metric of a report: of all classes, and of each.
 
     Args:
         kind: of a detector's AP, see `common_kind`. Without a common kind, the result is empty.

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Optional, Union
 
-from ...outputs import check_outputs, lock_folder, make_folder
+from ...outputs import REPORT_JSON, check_outputs, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import read_picture
 from ..pictures.colours import distinct_colours
@@ -23,10 +23,10 @@ from .files import (
     read_scores,
     tested_pictures,
 )
-from .page import common_kind, main_metric, render
+from .page import common_kind, main_metrics, render
 from .thumbnails import Load, draw, draw_labels
 
-NAME, PAGE = 'report.json', 'index.html'
+PAGE = 'index.html'
 Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
 AnyPath = Union[str, Path]
 
@@ -47,7 +47,7 @@ def write_report(
     """Write `out_dir`/report.json and index.html. Equal files give equal bytes.
 
     Args:
-        labels, results: files or folders of any program, see `files`.
+        labels, results: files or folders of any program, see the head of report/files.py.
         pictures: folder of the pictures, which the names in the labels are relative to. None: no picture is shown.
         classes: names of the classes of label PNGs; None: those of classes.txt, or else the values.
         others: reports to compare, by name: see `read_reports`.
@@ -59,13 +59,13 @@ def write_report(
         The contents of report.json.
 
     Raises:
-        ValueError: if labels and results are of no task, see `files`.
+        ValueError: if labels and results are of no task, see `find_task`.
         FileExistsError: see `check_outputs`.
         FolderInUse: if another process reports there.
     """
     folder, labels, results = Path(out_dir), Path(labels), Path(results)
     task = find_task(labels, results)
-    check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
+    check_outputs(folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
     make_part = dict(detection=_of_objects, segmentation=_of_pixels, classification=_of_scores)[task]
     report, thumbnails = make_part(labels, results, None if pictures is None else Path(pictures), classes, load)
     report.update(title=results.name, checkpoint=str(results), metrics={}, config={}, log=None)
@@ -74,15 +74,17 @@ def write_report(
     report['compared'] = [
         dict(
             name=run,
-            values=main_metric(other, kind),
+            values=main_metrics(other, kind),
             settings=summarize(other['config'], report['config']) if summarize else '',
         )
         for run, other in others.items()
     ]
     make_folder(folder)
     with lock_folder(folder, 'reports in'):
-        check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)  # another process may have ended in between
-        write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
+        check_outputs(
+            folder / REPORT_JSON, folder / PAGE, overwrite=overwrite
+        )  # another process may have ended in between
+        write_whole(folder / REPORT_JSON, json.dumps(report, allow_nan=False).encode())
         write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))
     return report
 
@@ -101,7 +103,7 @@ def _of_pixels(
 ) -> Part:
     """Return the report on a segmentor."""
     counts, palette = count_label_pixels(labels, results, classes)
-    report = counts.report()
+    report = counts.summarize()
     for row, file in zip(report['pictures'], find_pictures(pictures, [row['file'] for row in report['pictures']])):
         row['file'] = file
     colours = distinct_colours(len(counts.classes)) if palette is None else palette
@@ -131,9 +133,9 @@ def read_reports(runs: Iterable[AnyPath], task: str) -> dict[str, dict[str, Any]
     """
     reports = {}
     for run in map(Path, runs):
-        path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
+        path = next((path for path in (run, run / REPORT_JSON, run / 'report' / REPORT_JSON) if path.is_file()), None)
         if path is None:
-            raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
+            raise ValueError(f'--compare takes a folder with {REPORT_JSON} or report/{REPORT_JSON}, got {str(run)!r}')
         report = reports[str(run)] = load_json(path)
         found = report.get('task') if isinstance(report, dict) else None
         if found != task:

@@ -75,7 +75,7 @@ class Axis:
         return k * self.stride, self.length if k == self.count - 1 else (k + 1) * self.stride
 
     def weights(self, k: int) -> NDArray[Any]:
-        """Return the weights of the pixels from the begin of tile k's cell to the end of the tile, float32."""
+        """Return the weights of the pixels that tile k has from its cell on, the cell and the overlap, float32."""
         weights = np.ones(self.span(k)[1] - k * self.stride, np.float32)
         rise = np.clip((np.arange(self.overlap, dtype=np.float32) + 0.5) * 2 / max(1, self.overlap) - 0.5, 0, 1)
         if k:

@@ -27,18 +27,18 @@ from .readers import digest_of, open_picture
 SMALLEST_OVERLAP = 32  # pixels, of a detector: the parts of a cut object are matched within the overlap
 
 
-class Progress(NamedTuple):
-    """Numbers of tiles of a run or shard: finished, all, and skipped since the begin of this run."""
+class TileCounts(NamedTuple):
+    """Numbers of tiles of a run or shard: done, of total; and blank ones, which this run skipped."""
 
     done: int
     total: int
     blank: int
 
 
-class Finished(NamedTuple):
-    """Progress at the end of a run or shard, and the written files; a shard writes none."""
+class TiledResult(NamedTuple):
+    """Tiles at the end of a run or shard, and the written files; a shard writes none."""
 
-    progress: Progress
+    counts: TileCounts
     files: list[Path]
 
 
@@ -116,8 +116,8 @@ class TiledInference:
         shard: Optional[tuple[int, int]] = None,
         resume: bool = False,
         overwrite: bool = False,
-        on_progress: Callable[[Progress], object] = lambda progress: None,
-    ) -> Finished:
+        on_progress: Callable[[TileCounts], object] = lambda counts: None,
+    ) -> TiledResult:
         """Predict all tiles and write the results, or predict the tiles of a shard.
 
         Args:
@@ -139,14 +139,14 @@ class TiledInference:
         tiles, blank = self.grid.shard(number, count), 0
         with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(number, count):
             if resume and self.finished_tiles.is_merged() and all(path.exists() for path in self.files):
-                return Finished(Progress(len(tiles), len(tiles), 0), self.files)
+                return TiledResult(TileCounts(len(tiles), len(tiles), 0), self.files)
             done = self.finished_tiles.begin(tiles, resume, overwrite and not resume)
-            on_progress(Progress(done, len(tiles), blank))
+            on_progress(TileCounts(done, len(tiles), blank))
             for index, data, is_blank in self._predict(tiles[done:]):
                 write_whole(self.finished_tiles.tile(index), data)
                 done, blank = done + 1, blank + is_blank
-                on_progress(Progress(done, len(tiles), blank))
-            return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
+                on_progress(TileCounts(done, len(tiles), blank))
+            return TiledResult(TileCounts(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
 
     def merge(self, overwrite: bool = False) -> list[Path]:
         """Write the results of all shards, and delete their tiles.
@@ -159,7 +159,10 @@ class TiledInference:
         self.finished_tiles.require_all(len(self.grid))
         with self.finished_tiles.lock_merge():
             self.finished_tiles.require_all(len(self.grid))  # another process may have merged in between
-            (self._write_labels if self.segments else self._write_objects)()
+            if self.segments:
+                self._write_labels()
+            else:
+                self._write_objects()
             self.finished_tiles.mark_merged()
         return self.files
 

@@ -23,7 +23,7 @@ def test_iou_and_accuracy_are_those_of_mmseg(monkeypatch):
         counts.add(f'{index}.png', label, predicted)
         maps = {f'{name}_sem_seg': dict(data=torch.tensor(one)) for name, one in (('gt', label), ('pred', predicted))}
         metric.process({}, [maps])
-    report, expected = counts.report(), metric.evaluate(6)
+    report, expected = counts.summarize(), metric.evaluate(6)
     assert {name: round(100 * value, 2) for name, value in report['overall'].items()} == pytest.approx(expected)
     assert report['classes'][3] == dict(name='boat', pixels=0, IoU=None, accuracy=None, precision=None)
     assert [row['file'] for row in report['pictures']] == [f'{index}.png' for index in (5, 4, 3, 2, 1, 0)]
@@ -35,7 +35,7 @@ def test_iou_and_accuracy_are_those_of_mmseg(monkeypatch):
 def test_pictures_without_labels_have_no_means():
     counts = PixelCounts(CLASSES)
     counts.add('0.png', np.full((3, 4), 255, np.uint8), np.zeros((3, 4), np.int64))
-    assert counts.report()['overall'] == dict(mIoU=None, mAcc=None, aAcc=None)
+    assert counts.summarize()['overall'] == dict(mIoU=None, mAcc=None, aAcc=None)
 
 
 def test_a_classifier_has_its_surest_mistakes_first():

@@ -17,7 +17,7 @@ from scenes import as_coco, scene
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
 from swin_backbone.workbench.report.detection import evaluate
-from swin_backbone.workbench.report.page import common_kind, main_metric, render
+from swin_backbone.workbench.report.page import common_kind, main_metrics, render
 from swin_backbone.workbench.report.thumbnails import draw_labels
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -36,7 +36,7 @@ def of_pixels(files):
     label[:10] = 255
     counts.add(files[1], label, (label == 0).astype(np.uint8))
     picture = draw_labels(files[1], *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)
-    return counts.report(), dict(pictures=[picture])
+    return counts.summarize(), dict(pictures=[picture])
 
 
 def of_scores(files):
@@ -52,7 +52,7 @@ def page(request, tmp_path):
     report, thumbnails = request.param(files)
     report.update(title='a <model>', checkpoint='1.pth', tested=40, metrics={'coco/bbox_mAP': 0.1}, log=LOG)
     report['compared_kind'] = common_kind([report])
-    values = {**main_metric(report, report['compared_kind']), ODD: None}
+    values = {**main_metrics(report, report['compared_kind']), ODD: None}
     report['compared'] = [dict(name='before', settings='lr\n  - 1\n  + 2', values=values)]
     path = tmp_path / 'out' / 'index.html'
     path.parent.mkdir()

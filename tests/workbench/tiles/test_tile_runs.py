@@ -44,7 +44,7 @@ def kind(request, tmp_path_factory, picture):
     """Return a model, and the results of an uninterrupted run."""
     out = tmp_path_factory.mktemp('whole')
     finished = TiledInference(request.param(), picture, out, **SETTINGS).run()
-    assert finished.progress == (30, 30, 0)
+    assert finished.counts == (30, 30, 0)
     assert all(path.is_file() for path in finished.files)
     left = {path.name for path in (out / 'tiles' / picture.stem).iterdir()}
     assert left == {'settings.json', 'merged', '0-of-1.lock', 'merge.lock'}
@@ -168,7 +168,7 @@ def test_two_processes_have_no_common_tiles(tmp_path, picture, running, refused,
 
     finished = TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=running, on_progress=begin_others)
     assert len(shards) == len(allowed)
-    assert finished.progress.done == finished.progress.total
+    assert finished.counts.done == finished.counts.total
 
 
 def test_no_shard_begins_during_a_merge(tmp_path, picture, monkeypatch):
@@ -186,7 +186,7 @@ def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture,
         TiledInference(kind(), picture, tmp_path, **SETTINGS).run()
     assert results(tmp_path) == expected
     predictor = kind()
-    assert TiledInference(predictor, picture, tmp_path, **SETTINGS).run(resume=True).progress == (30, 30, 0)
+    assert TiledInference(predictor, picture, tmp_path, **SETTINGS).run(resume=True).counts == (30, 30, 0)
     assert predictor.seen == 0
     with pytest.raises(ValueError, match='was begun with tile 96, not 128'):
         TiledInference(kind(), picture, tmp_path, tile=128, overlap=32).run(resume=True)
@@ -242,7 +242,7 @@ def test_blank_tiles_are_skipped_and_said(tmp_path):
         labels = tifffile.imread(done.files[0])
         if skip is None:
             whole = labels
-        assert done.progress.blank == blank
+        assert done.counts.blank == blank
         assert (labels == 255).any() == (skip is not None)
         assert (labels == whole)[labels != 255].mean() > 0.99  # next to a skipped tile, a single tile decides
 
