@@ -127,7 +127,7 @@ RESULTS = [dict(image_id=1, category_id=1, bbox=[4, 4, 20, 20], score=0.75)]
 
 
 def report(index, folder):
-    from swin_backbone.workbench.report.report import write_report
+    from swin_backbone.workbench.report.write import write_report
 
     return write_report(folder / 'out', folder / 'labels.json', folder / 'results.json')['task']
 

@@ -66,7 +66,7 @@ def main() -> None:
             report(make_job(args), args.checkpoint, args.out_dir, args.compare, args.overwrite)
     else:
         from swin_backbone.workbench.report.files import find_task
-        from swin_backbone.workbench.report.report import read_reports, write_report
+        from swin_backbone.workbench.report.write import read_reports, write_report
 
         paths = args.out_dir, args.labels, args.results, args.pictures
         try:

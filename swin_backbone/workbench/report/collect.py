@@ -24,7 +24,7 @@ from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from ..runner.build import run_loop
 from .files import encode_csv, encode_objects
-from .report import PAGE, read_reports, write_report
+from .write import PAGE, read_reports, write_report
 
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()

@@ -22,7 +22,7 @@ from swin_backbone.workbench.report.files import (
     find_task,
     read_evaluations,
 )
-from swin_backbone.workbench.report.report import read_reports, write_report
+from swin_backbone.workbench.report.write import read_reports, write_report
 
 NAMES = ['nut', 'bolt']
 # A process in which nothing of torch and the toolboxes can be imported
