@@ -35,13 +35,13 @@ class Replacement(NamedTuple):
     """
 
     backend: str
-    make_plan: Callable[..., Any]
+    make_plan: Callable[..., PlanOrReason]
 
 
 def replaceable(forward: Forward) -> Forward:
     """Mark `forward(module, x, *args)` as replaceable; `module.backend` is one of `BACKENDS`.
 
-    The marked forward raises `CannotRun`, a ValueError, if `module.backend` names a backend without a plan.
+    The marked forward raises `CannotRun`, a ValueError, if the replacement of the named backend returns a reason.
     """
     replacements: list[Replacement] = []
     parameters = signature(forward)
@@ -51,18 +51,18 @@ def replaceable(forward: Forward) -> Forward:
         module, *others = parameters.bind(*args, **kwargs).args if kwargs else args
         for backend, make_plan in replacements:
             if module.backend in (backend, 'auto'):
-                plan = make_plan(module, *others)
-                if isinstance(plan, str) and module.backend == backend:
-                    raise CannotRun(backend, plan)
-                if plan is not None and not isinstance(plan, str):
-                    return plan(*others)
+                answer = make_plan(module, *others)
+                if isinstance(answer, str) and module.backend == backend:
+                    raise CannotRun(backend, answer)
+                if answer is not None and not isinstance(answer, str):
+                    return answer(*others)
         return forward(module, *others)
 
     dispatch.replacements = replacements  # type: ignore[attr-defined]
     return dispatch  # type: ignore[return-value]
 
 
-def register_replacement(forward: Callable[..., Any], backend: str, make_plan: Callable[..., Any]) -> None:
+def register_replacement(forward: Callable[..., Any], backend: str, make_plan: Callable[..., PlanOrReason]) -> None:
     """Add a replacement to a marked forward."""
     forward.replacements.append(Replacement(backend, make_plan))  # type: ignore[attr-defined]
 

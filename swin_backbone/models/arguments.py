@@ -38,7 +38,7 @@ def check_sizes(
     widths = tuple(width << stage for stage in range(len(depths)))
     for stage, heads in enumerate(num_heads):
         if widths[stage] % heads:
-            allowed = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {widths[stage]}'
+            allowed = f'a divisor of the width of stage {stage}, embed_dims * {1 << stage} = {widths[stage]}'
             raise ValueError(refusal(f'num_heads[{stage}]', allowed, heads))
     return StageSizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
 
@@ -53,7 +53,8 @@ def check_patches(strides: object, patch_size: object, num_stages: int) -> tuple
     numbers = _check_ints('strides', strides)
     if numbers == DEFAULT_STRIDES:
         numbers = numbers[:num_stages]
-    patch = _check_ints('strides', numbers, num_stages)[0]
+    _check_ints('strides', numbers, num_stages)  # one for each stage
+    patch = numbers[0]
     if check_size('patch_size', patch_size) != (patch, patch):
         raise ValueError(refusal('patch_size', f'strides[0] = {patch}, because patches do not overlap', patch_size))
     return numbers, (patch, patch)

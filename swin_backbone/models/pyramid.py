@@ -30,10 +30,12 @@ from .layers.norm import build_norm
 def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     """Run a block, and store its input alone for backward.
 
-    The compiled library checkpoints a block itself. A forward in torch is recomputed in torch, also where a mode of
-    torch has ended by then, and the library could compute the block.
+    A block with a plan recomputes itself in the library's backward. Any other block runs under
+    `torch.utils.checkpoint`, with the library disabled: the recomputation must repeat the first run, even if the mode
+    of torch that kept the library away has ended.
     """
-    is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
+    # None: an ordinary checkpoint; in a graph the operator of the library is inside
+    is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)
     if is_planned:
         y_BHWC: Tensor = block(x_BHWC)
         return y_BHWC
@@ -52,11 +54,11 @@ def _run_in_torch(block: nn.Module, x_BHWC: Tensor) -> Tensor:
 class SwinStage(nn.Module):
     """Blocks at one resolution, and a patch merging after the blocks. Every second block shifts its windows.
 
-    The patch merging runs in `forward`, because FSDP gathers the parameters of a module for its forward alone.
+    The patch merging runs in `forward`: FSDP gathers a stage's parameters only while the stage's `forward` runs.
 
     Args:
-        backbone_stages: (channels, blocks) of each stage of the backbone: the library chooses by them which blocks
-            store activations in training.
+        backbone_stages: (channels, blocks) of each stage of the backbone: the library decides from them
+            which blocks store activations in training.
     """
 
     backend = 'auto'
@@ -192,7 +194,7 @@ class SwinPyramid(nn.Module):
                 make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(drop_path_rates), **common)
                 for index in range(depth)
             ]
-            merged_stage = stage if merging_first else stage + 1  # after the patch merging
+            merged_stage = stage if merging_first else stage + 1  # the stage whose maps the merging makes
             downsample = None
             if 0 < merged_stage < num_stages:
                 downsample = PatchMerging(
@@ -311,7 +313,7 @@ class SwinPyramid(nn.Module):
         return layers
 
     def init_weights(self) -> None:
-        """Initialise like the paper's code, then load the checkpoint of `init_cfg` or apply the initializers."""
+        """Initialise like the paper's code, then apply the initializers of `init_cfg`, then load its checkpoints."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv1d)):  # Swin-MLP mixes places by a Conv1d
                 nn.init.trunc_normal_(module.weight, std=0.02)

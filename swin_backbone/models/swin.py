@@ -68,7 +68,7 @@ class SwinBackbone(SwinPyramid):
         [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
         >>> SwinBackbone(arch='nano', num_heads=(5, 4, 8, 16))
         Traceback (most recent call last):
-        ValueError: num_heads[0] takes a divisor of the width of stage 1, embed_dims * 1 = 32, got 5
+        ValueError: num_heads[0] takes a divisor of the width of stage 0, embed_dims * 1 = 32, got 5
     """
 
     def __init__(

@@ -18,6 +18,8 @@ from torch import Tensor
 from ..modes import cached_table
 from ..sizes import Size
 
+NUM_REGIONS = 3  # of an axis, see `Windows.find_regions`
+
 
 class Windows(NamedTuple):
     """Windows of maps of one size; sizes may be symbols of a graph.
@@ -66,7 +68,8 @@ class Windows(NamedTuple):
             return None
         (rows, columns), (Wh, Ww) = self.count_windows(), self.window_size
         row_regions, column_regions = self.find_regions(0, device), self.find_regions(1, device)
-        region_GN = (row_regions[:, None, :, None] * 3 + column_regions[None, :, None, :]).view(rows * columns, Wh * Ww)
+        region = row_regions[:, None, :, None] * NUM_REGIONS + column_regions[None, :, None, :]
+        region_GN = region.view(rows * columns, Wh * Ww)
         return (region_GN[:, :, None] == region_GN[:, None])[:, None]
 
     def count_windows(self) -> Size:
@@ -96,7 +99,10 @@ EDGE_WINDOWS = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LA
 
 @cached_table
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return where attention is masked, for each entry of `EDGE_WINDOWS`: (3, N, N), True in different regions."""
+    """Return where attention is masked, for each entry of `EDGE_WINDOWS`: (3, N, N).
+
+    True where query and key are in different regions.
+    """
     regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
     row_region_N, column_region_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
     bottom, right = (region_N[:, None] != region_N for region_N in (row_region_N, column_region_N))

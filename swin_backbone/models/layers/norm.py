@@ -12,8 +12,8 @@ def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
     """Return a norm of the last dimension.
 
     Args:
-        norm_cfg: `type`, 'LN' or a class of torch or a norm of mmcv's registry; `requires_grad`, True by default; and
-            arguments of the norm, as `eps`.
+        norm_cfg: `type`, 'LN', a class or its name in torch.nn, or a name in mmcv's registry; `requires_grad`, True by
+            default; and arguments of the norm, as `eps`.
         channels: of the last dimension.
 
     Raises:

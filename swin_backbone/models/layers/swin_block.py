@@ -28,7 +28,10 @@ Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_WI
 
 
 class BaseAttention(nn.Module):
-    """Multi-head self-attention inside windows. Swin V1 and V2 implement `project` and `position_bias`."""
+    """Multi-head self-attention inside windows.
+
+    Subclasses have `make_position_bias`, `project`, `scale`, `attn_drop_rate`, `proj` and `proj_drop`.
+    """
 
     backend = 'auto'
 

@@ -50,7 +50,7 @@ class WindowAttentionV2(BaseAttention):
     ):
         super().__init__()
         self.num_heads = num_heads
-        self.scale = 1.0  # of q k^T; `project` scales q
+        self.scale = 1.0  # of q k^T; `project` has scaled q already
         self.window_size = window_size
         self.pretrained_window = pretrained_window
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10)))
@@ -80,7 +80,7 @@ class WindowAttentionV2(BaseAttention):
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
     def project(self, tokens: Tensor) -> Tensor:
-        """Return queries scaled to the length of the cosine scale, keys of length 1, and values, concatenated."""
+        """Return queries of length `scale_h` of their head, keys of length 1, and values, concatenated."""
         qkv: Tensor = self.qkv(tokens)
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
@@ -153,10 +153,10 @@ def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
 
 
 def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
-    """Return queries of length scale, keys of length 1 and unchanged values: (..., 3C), in the input's dtype.
+    """Scale each query to length `scale_h` of its head, and each key to length 1; values stay: (..., 3C).
 
-    Lengths are computed in float32 at least: no square overflows. A vector shorter than 1e-12, for example a key of
-    padding, has no direction. The result for a short vector is 0, without gradient.
+    The dtype is the input's. Lengths are computed in float32 at least: no square overflows. A vector shorter than
+    1e-12, for example a key of padding, has no direction. The result for a short vector is 0, without gradient.
     """
     qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide_dtype(qkv_T3C)
     qk_T2hd = qkv_T3hd[..., :2, :, :]
