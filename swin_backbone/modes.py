@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .compat import constant_when_compiled, fake_mode, is_exporting, num_dispatch_modes
 
-CACHED_BYTES = 2**26  # of each kind of tables: 40 sizes of pictures about 800x1344
-CACHED_TABLES = 16  # kept in any case: one size of pictures has 8 grids, two shifts in each of four stages
+CACHED_BYTES = 2**26  # limit of each decorated function; about 40 picture sizes near 800x1344
+CACHED_TABLES = 16  # never evicted below this number: one picture size needs 8 (4 stages, with and without shift)
 
 _functorch = getattr(torch._C, '_functorch', None)
 _peek_transform: Callable[[], Any] = getattr(_functorch, 'peek_interpreter_stack', lambda: None)
@@ -52,8 +52,11 @@ def is_plain_or_fake(tensor: Tensor) -> bool:
     return kind is Tensor or kind is nn.Parameter or kind.__module__.startswith('torch._subclasses.')
 
 
-def is_batched(tensor: Tensor) -> bool:
-    """Return whether a tensor is batched by `torch.vmap` or `torch.autograd.functional`."""
+def may_be_batched(tensor: Tensor) -> bool:
+    """Return whether a tensor may be batched.
+
+    True under any transform of `torch.func` or forward-mode AD, and for a batch of `torch.autograd.functional`.
+    """
     return tracer_of(tensor) == 'torch.func' or _is_legacy_batched(tensor)
 
 
@@ -83,9 +86,8 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Cache the tables of a function of sizes, up to `CACHED_BYTES`.
 
     No table is cached while a graph is traced, or under a transform of `torch.func`, whose wrapped tensors end with
-    it. A fake tensor has no values, and serves its own fake mode alone. A CUDA graph reads the tables of its capture at
-    every replay: they are kept. A table that is built during a capture has no values before a replay, and is not
-    cached.
+    it. A fake tensor has no values, and serves its own fake mode alone. Tables that a CUDA graph captured are never
+    evicted: every replay reads them. A table built during a capture is not cached: it has values only after a replay.
     """
     tables: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the least recently used first
     captured: dict[tuple[Any, ...], Tensor] = {}

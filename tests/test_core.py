@@ -72,7 +72,7 @@ import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.compat import import_torchvision
 from swin_backbone.kernels.foreign.foreign_layers import ACCELERATED
-from swin_backbone.kernels.native import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_unsupported_dtype
 
 import_torchvision()  # of any build
 models = {}

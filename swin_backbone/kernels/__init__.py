@@ -19,4 +19,6 @@ A layer of another package, changed by `accelerate`, begins at `try_native` in `
 steps 1 and 2. `foreign/calls.py` reads its arguments.
 """
 
-from ..models import layers as layers  # first: models import the replacements, which import windows and blocks
+# models/__init__ imports kernels.swin, which imports models.layers: models must begin to load first, whichever package
+# is imported first.
+from ..models import layers as layers

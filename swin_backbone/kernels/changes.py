@@ -19,7 +19,7 @@ from ..replace import Reason
 
 Result = TypeVar('Result')
 Modules = dict[str, Any]  # inside a layer, by name
-PACKAGES = 'swin_backbone', 'torch'  # the forward of a class of theirs depends on the module alone
+PACKAGES = 'swin_backbone', 'torch'  # classes of these packages read no state outside the module in `forward`
 _recorded_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
 
 
@@ -30,8 +30,14 @@ def record_methods(classes: Iterable[Any]) -> None:
     """
     for cls in classes:
         if cls not in _recorded_methods:
-            names = list_methods(cls) if cls.__module__.startswith(PACKAGES[0]) else {'forward'}
+            names = list_methods(cls) if package_of(cls) == PACKAGES[0] else {'forward'}
             _recorded_methods[cls] = {name: getattr(cls, name) for name in names - {'__call__', '_call_impl'}}
+
+
+def package_of(cls: Any) -> str:
+    """Return the name of the package of a class."""
+    name: str = cls.__module__.partition('.')[0]
+    return name
 
 
 def is_changed(module: nn.Module) -> bool:
@@ -111,7 +117,7 @@ _readings: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = Weak
 def read_once(read: Callable[[Any, Tensor], Result], module: nn.Module, x: Tensor) -> Result:
     """Return `read(module, x)`, cached until the module, the shape of `x` or autocast changes.
 
-    In a graph, with gradients, and for a class of a user, whose forward may depend on other state, every call reads.
+    Nothing is cached in a graph, with gradients, or for a user's class: its forward may depend on other state.
 
     Args:
         read: depends on the module, the shape of `x` and autocast alone. The result may refer to the module's tensors,
@@ -139,8 +145,9 @@ def read_once(read: Callable[[Any, Tensor], Result], module: nn.Module, x: Tenso
 def list_state(layer: nn.Module) -> list[Any]:
     """Return what a user can change on a layer and on the modules inside, for a comparison by `is`.
 
-    A module has a class with methods, and attributes. Some attributes are dicts: of tensors, modules and hooks. The
-    names of attributes take time, and no name changes without a value: they are left out.
+    A module has a class with methods, and attributes. Some attributes are dicts: of tensors, modules and hooks. Names
+    of plain attributes are left out, for speed: an attribute that is renamed and keeps its value and place is not
+    noticed.
     """
     state: list[Any] = []
     modules, seen, classes = [layer], {layer}, dict[Any, bool]()
@@ -167,7 +174,7 @@ def list_state(layer: nn.Module) -> list[Any]:
 
 def _has_complete_state(layer: nn.Module) -> bool:
     """Return whether `list_state` shows every change of a layer: no other attribute changes in place."""
-    if type(layer).__module__.partition('.')[0] not in PACKAGES:
+    if package_of(type(layer)) not in PACKAGES:
         return False
     attributes = [item for module in layer.modules() for item in vars(module).items()]
     return all(name in BASE_ATTRIBUTES or isinstance(value, IMMUTABLE) for name, value in attributes)
@@ -182,4 +189,4 @@ def forget_readings(module: nn.Module) -> None:
 @lru_cache(maxsize=256)
 def list_own_classes(cls: Any) -> tuple[type, ...]:
     """Return the classes of this package among a class and its bases."""
-    return tuple(base for base in cls.__mro__ if base.__module__.partition('.')[0] == PACKAGES[0])
+    return tuple(base for base in cls.__mro__ if package_of(base) == PACKAGES[0])

@@ -93,17 +93,20 @@ def _require_int8(model: nn.Module, precision: str) -> None:
 
 
 def _find_unsupported_int8(layer: Any) -> Optional[Reason]:
-    """Return why the library does not compute a layer of ours in eight bits; None: it does, or a user's forward."""
+    """Return why the library does not compute a layer of ours in eight bits; None: it does.
+
+    The own forward of a user's subclass may still not call it.
+    """
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
-    planned = plan_single_layer(layer, 'int8')
-    return planned if isinstance(planned, str) else None
+    answer = plan_single_layer(layer, 'int8')
+    return answer if isinstance(answer, str) else None
 
 
 def _list_layers(root: str, modules: dict[str, Any], records: dict[str, LayerRecord]) -> list[str]:
     """Return the names of the layers of a Swin to accelerate; a norm inside a layer is no layer of its own."""
     prefix = f'{root}.' if root else ''
-    # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
+    # With an absolute position embedding, norm0 gets a float32 map under autocast. The library would round it.
     output_norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
     return [
         name
@@ -141,7 +144,7 @@ def restore_swin(model: nn.Module) -> None:
     for module in model.modules():
         if ACCELERATED in module.__dict__:
             del module.__dict__[ACCELERATED]
-            # FSDP may have changed the class again.
+            # FSDP's own subclass stays: without the record it calls the original forward.
             module.__class__ = vars(type(module)).get(BASE_ATTRIBUTE, type(module))
 
 

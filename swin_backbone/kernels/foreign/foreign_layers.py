@@ -16,12 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype
-from ...replace import Reason
 from ...sizes import Size
 from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import find_dtype_and_gradients, find_unsupported
 from ..native.computations import BlockWeights, ProjectionComputation
-from ..native.memory import Unsupported, find_cache, free_if_elsewhere
+from ..native.memory import Unsupported, find_cache, free_packed_off_cpu
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
@@ -42,7 +41,7 @@ class LayerRecord(NamedTuple):
     """How the library computes a layer of another package, and the state of the layer when it was accelerated."""
 
     label: str  # in the log
-    run: Callable[[Any, 'LayerRecord', CallArgs], Any]  # returns the output; None: call the original
+    run: Callable[[Any, Modules, 'LayerRecord', CallArgs], Any]  # returns the output; None: call the original
     types: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
@@ -72,22 +71,16 @@ def find_candidate_layer(module: Any) -> Optional[LayerRecord]:
     return LayerRecord('block', run_block, types, settings, channels, *origin_and_names)
 
 
-def find_unsupported_call(layer: Any, x: Any) -> Optional[Reason]:
-    """Return why the library does not compute a layer for `x`; None: nothing has changed."""
-    record: LayerRecord = vars(layer)[ACCELERATED]
-    if not isinstance(x, Tensor):
-        return f'The first argument is no tensor, but a {type(x).__name__}.'
-    reason, cls = find_unsupported(x), cast(Any, type(layer))
-    modules = reason or read_modules(layer, record.types)
+def read_accelerated(layer: Any, record: LayerRecord, x: Tensor) -> Optional[Modules]:
+    """Return the modules inside a layer; None: the library does not take `x`, or the layer has changed."""
+    cls = cast(Any, type(layer))
+    modules = find_unsupported(x) or read_modules(layer, record.types)
     if isinstance(modules, str):
-        return modules
+        return None
     if shadows_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
-        return 'A method of the layer has changed.'
-    if _list_settings(modules) != record.settings:
-        return f'One of {", ".join(COMPARED_SETTINGS)} has changed.'
-    if any(owner.training and getattr(owner, name) for owner, name in list_rates(modules, record)):
-        return 'The compiled library has no dropout, and a dropout rate is above 0.'
-    return None
+        return None
+    has_dropout = any(owner.training and getattr(owner, name) for owner, name in list_rates(modules, record))
+    return None if has_dropout or _list_settings(modules) != record.settings else modules
 
 
 def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -95,16 +88,16 @@ def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     record: Optional[LayerRecord] = vars(layer).get(ACCELERATED)
     if record is None:
         return None
-    x = next(iter((*args, *kwargs.values())), None)
-    if find_unsupported_call(layer, x) is not None:
-        if isinstance(x, Tensor):
-            free_if_elsewhere(layer, x)
-        return None
     call_args = bind_arguments(layer, args, kwargs)
-    if call_args is None:
+    x = next(iter((call_args or {}).values()), None)
+    if call_args is None or not isinstance(x, Tensor):
+        return None
+    modules = read_accelerated(layer, record, x)
+    if modules is None:
+        free_packed_off_cpu(layer, x)
         return None
     try:
-        return record.run(layer, record, call_args)
+        return record.run(layer, modules, record, call_args)
     except Unsupported:
         return None
 
@@ -125,10 +118,10 @@ def list_rates(modules: Modules, record: LayerRecord) -> list[tuple[Any, str]]:
     return rates + [(module, 'p') for module in modules.values() if isinstance(module, nn.Dropout)]
 
 
-def run_block(block: Any, record: LayerRecord, call_args: CallArgs) -> Any:
+def run_block(block: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
     """Return the output of a block; None: the library does not compute the call."""
     x_BHWC = find_map(block, call_args)
-    recipe = None if x_BHWC is None else _read_foreign_block(block, record, call_args, x_BHWC)
+    recipe = None if x_BHWC is None else _read_foreign_block(block, modules, record, call_args, x_BHWC)
     if x_BHWC is None or recipe is None:
         return None
     x = next(iter(call_args.values()))
@@ -138,13 +131,14 @@ def run_block(block: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
 
 
-def _read_foreign_block(block: Any, record: LayerRecord, call_args: CallArgs, x_BHWC: Tensor) -> Optional[LayerRecipe]:
+def _read_foreign_block(
+    block: Any, modules: Modules, record: LayerRecord, call_args: CallArgs, x_BHWC: Tensor
+) -> Optional[LayerRecipe]:
     """Return the recipe of a block for a call; None: the library does not compute the call."""
     if call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         return None
     origin = record.origin
     windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    modules: Any = read_modules(block, record.types)
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     is_v2 = LOGIT_SCALE in tensors
@@ -154,17 +148,18 @@ def _read_foreign_block(block: Any, record: LayerRecord, call_args: CallArgs, x_
     scale = 1.0
     if not is_v2:
         head_channels = x_BHWC.shape[3] // tensors[BIAS_TABLE].shape[-1]
-        scale = getattr(owners[POSITION_INDEX], 'scale', head_channels**-0.5)
+        attention = owners[POSITION_INDEX]  # the module that has the index
+        scale = getattr(attention, 'scale', head_channels**-0.5)
     (_, x), *others = call_args.items()
     return make_block_recipe(
         block,
         x_BHWC,
-        tensors,
-        windows,
-        windows.window_size,
-        scale,
-        tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners),
-        record.stages,
+        tensors=tensors,
+        windows=windows,
+        bias_window=windows.window_size,
+        scale=scale,
+        eps=tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners),
+        stages=record.stages,
         by_torch=partial(_call_original, [*record.names.values()], dict(others), x.shape),
         make_weights=partial(_make_canonical_weights, origin.format, windows.window_size, [*tensors]),
         draw_drop_path=partial(_draw_original_drop_path, block, origin),
@@ -187,21 +182,21 @@ def _draw_original_drop_path(block: nn.Module, origin: Origin, x_BHWC: Tensor) -
     return torch.stack([*(module(ones_B11).flatten() for module in modules), ones_B11.flatten()][:2])
 
 
-def run_merging(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
+def run_merging(module: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
     """Return the output of patch merging; None: the library does not compute the call."""
     x_BHWC = find_map(module, call_args)
     if x_BHWC is None or module.reduction.bias is not None:
         return None
     norm_weight, norm_bias, eps = read_norm(module.norm)
     tensors: list[Any] = [module.reduction.weight, None, norm_weight, norm_bias]
-    channels, is_unfold = module.reduction.in_features, hasattr(module, 'sampler')
+    inputs, is_unfold = module.reduction.in_features, hasattr(module, 'sampler')
 
     def make_weights(*tensors: Optional[Tensor]) -> list[Optional[Tensor]]:
         if is_unfold:
             return [*tensors]  # the norm of V2 is behind the reduction
-        return [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
+        return [columns_to_channels(w) if w is not None and w.shape[-1] == inputs else w for w in tensors]
 
-    post_norm = norm_weight is not None and len(norm_weight) != channels
+    post_norm = norm_weight is not None and len(norm_weight) != inputs
     (_, x), *others = call_args.items()
     names = ['reduction.weight', 'reduction.bias', *PROJECTION_NORM]
     dtype, has_gradients = find_dtype_and_gradients(module, x_BHWC, *tensors)
@@ -212,7 +207,7 @@ def run_merging(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
 
-def run_embedding(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
+def run_embedding(module: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
     """Return the output of patch embedding; None: the library does not compute the call."""
     (x,), conv = call_args.values(), module.projection
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
@@ -230,8 +225,8 @@ def run_embedding(module: Any, record: LayerRecord, call_args: CallArgs) -> Any:
     return y, tuple(y_BHWC.shape[1:3])
 
 
-def run_norm(norm: Any, record: LayerRecord, call_args: CallArgs) -> Any:
-    """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
+def run_norm(norm: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
+    """Return (B, T, C) as a view of memory (B, C, T): the caller's permute to a map then needs no copy."""
     x_BTC = call_args['input']
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):
         return None

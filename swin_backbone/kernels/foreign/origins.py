@@ -7,7 +7,6 @@ Layout: G windows of one image, N places of a window.
 """
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ...checkpoints import formats
 from ...checkpoints.formats import Format, canonical_name
 from ...models.windows import Windows
+from ...modes import cached_table, needs_torch_op
 from ...sizes import Size
 from ..swin.blocks import ATTENTION_PREFIX, LINEARS, LOGIT_SCALE, NORMS
 from .calls import CallArgs, list_arguments, list_modules
@@ -30,7 +30,7 @@ class Origin(NamedTuple):
 
     name: str
     format: Format  # of checkpoints: the names of weights
-    block: str  # name of a block in the format
+    block_prefix: str  # of the names of a block's tensors in the format
     arguments: str  # of `forward`, without OPTIONAL
     windows: Callable[[Any, CallArgs, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
     drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
@@ -56,16 +56,20 @@ def _read_toolbox(block: Any, call_args: CallArgs, size: Size) -> Optional[Windo
 
 
 def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
-    windows = read_windows(block, call_args, size)
-    allowed_GNN, given_GNN = find_mask(windows), call_args['mask_matrix']
-    is_known = allowed_GNN is None or (given_GNN is not None and torch.equal(given_GNN == 0, allowed_GNN))
-    return windows if is_known else None
+    windows, given_GNN = read_windows(block, call_args, size), call_args['mask_matrix']
+    if not any(windows.shift):
+        return windows
+    if given_GNN is None or needs_torch_op():  # a graph cannot compare masks
+        return None
+    return windows if torch.equal(given_GNN == 0, allowed_places(windows)) else None
 
 
-@lru_cache(maxsize=8)
-def find_mask(windows: Windows) -> Optional[Tensor]:
-    allowed_G1NN = windows.make_mask(torch.device('cpu'))
-    return None if allowed_G1NN is None else allowed_G1NN[:, 0]
+@cached_table
+def allowed_places(windows: Windows) -> Tensor:
+    """Return where attention is allowed in shifted windows, (G, N, N), on the CPU."""
+    allowed_G1NN: Any = windows.make_mask(torch.device('cpu'))
+    allowed_GNN: Tensor = allowed_G1NN[:, 0]
+    return allowed_GNN
 
 
 def _read_timm(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
@@ -89,9 +93,13 @@ def _read_transformers(block: Any, call_args: CallArgs, size: Size) -> Optional[
     return read_windows(block, call_args, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
 
 
-_TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _read_toolbox, 'attn.drop ffn.dropout_layer')
-_OFFICIAL = Origin('official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _read_detection)
-_FIXED = _OFFICIAL._replace(name='official classification code', arguments='x', windows=read_windows)
+_OPENMMLAB = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _read_toolbox, 'attn.drop ffn.dropout_layer')
+_OFFICIAL_DETECTOR = Origin(
+    'official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _read_detection
+)
+_OFFICIAL_CLASSIFIER = _OFFICIAL_DETECTOR._replace(
+    name='official classification code', arguments='x', windows=read_windows
+)
 _TRANSFORMERS = Origin(
     'transformers',
     formats.HUGGING_FACE,
@@ -100,11 +108,13 @@ _TRANSFORMERS = Origin(
     _read_transformers,
 )
 BLOCK_ORIGINS = (
-    _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
-    _TOOLBOX,
-    _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False),
-    _OFFICIAL,
-    _FIXED,
+    _OPENMMLAB._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
+    _OPENMMLAB,
+    _OFFICIAL_CLASSIFIER._replace(
+        name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False
+    ),
+    _OFFICIAL_DETECTOR,
+    _OFFICIAL_CLASSIFIER,
     Origin(
         'torchvision', formats.TORCHVISION, 'features.1.0.', 'x', _read_torchvision, 'stochastic_depth stochastic_depth'
     ),
@@ -129,7 +139,7 @@ def _names_in_block(block: nn.Module, origin: Origin) -> Names:
     names: Names = {}
     for path, module in list_modules(block).items():
         for attribute in (*module._parameters, *module._buffers):
-            ours = canonical_name(f'{origin.block}{path}.{attribute}', origin.format)
+            ours = canonical_name(f'{origin.block_prefix}{path}.{attribute}', origin.format)
             if ours:
                 names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
     return names

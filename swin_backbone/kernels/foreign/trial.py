@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ...compat import preserve_torch_rng
 from ...modes import without_autocast
-from .. import native
 from ..changes import read_modules
+from ..native.availability import find_unsupported
 from ..native.memory import Unsupported, require_address
 from .calls import CallArgs, list_arguments
 from .foreign_layers import ACCELERATED, LayerRecord, list_rates, run_embedding, try_native
-from .origins import find_mask, read_windows
+from .origins import allowed_places, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
@@ -41,7 +41,8 @@ def _compare(module: Any, record: LayerRecord) -> tuple[float, Optional[str]]:
     and changes.
     """
     parameters = [*module.parameters()]
-    reason = native.find_unsupported(parameters[0], [parameters[0].dtype])  # `require_address` has a better reason
+    # Any dtype: `require_address` below names the parameter.
+    reason = find_unsupported(parameters[0], [parameters[0].dtype])
     modules = reason or read_modules(module, record.types)
     if isinstance(modules, str):
         return 0.0, modules
@@ -91,8 +92,9 @@ def _make_example(module: Any, record: LayerRecord, generator: torch.Generator) 
     call_args: CallArgs = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
     if 'mask_matrix' in names:
         module.H, module.W = size
-        allowed_GNN = find_mask(read_windows(module, {}, size))
-        call_args['mask_matrix'] = None if allowed_GNN is None else torch.where(allowed_GNN, 0.0, -100.0)
+        windows = read_windows(module, {}, size)
+        is_shifted = any(windows.shift)
+        call_args['mask_matrix'] = torch.where(allowed_places(windows), 0.0, -100.0) if is_shifted else None
     shape = size if is_map else (math.prod(size),)
     return [_draw((2, *shape, record.channels), generator), *(call_args[name] for name in names[1:])]
 

@@ -2,7 +2,3 @@
 
 The library is optional (`csrc/build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
-
-from .availability import find_unsupported, find_unsupported_dtype
-
-__all__ = ['find_unsupported', 'find_unsupported_dtype']

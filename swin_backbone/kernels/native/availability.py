@@ -29,7 +29,7 @@ def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)
     The device, the dtype and the modes of torch decide.
 
     Args:
-        dtypes: of `x`; under autocast, the library takes any floating dtype.
+        dtypes: allowed for `x`; ignored under autocast, where any floating dtype is allowed.
     """
     tracer = tracer_of(x)
     if x.device.type != 'cpu':
@@ -73,19 +73,15 @@ def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[
     if needs_onednn and not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off; the compiled library follows that switch.'
     if is_library_disabled():
-        return 'The compiled library is disabled in this thread, while torch recomputes a forward.'
+        return 'The compiled library is disabled in this thread.'
     return find_unsupported_dtype(dtype)
 
 
 @lru_cache(maxsize=len(GEMM_DTYPES) + 1)
 def find_unsupported_dtype(dtype: torch.dtype) -> Optional[Reason]:
-    """Return why the library does not compute in `dtype` here; None: it does.
-
-    Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
-    computed in float32.
-    """
+    """Return why the library does not compute in `dtype` here, see `GEMM_DTYPES`; None: it does."""
     if dtype not in GEMM_DTYPES:
-        return f'The compiled library computes in float32, bfloat16 and float16, not {dtype}.'
+        return f'The compiled library computes in {", ".join(map(str, GEMM_DTYPES))}, not {dtype}.'
     library, reason = load_library()
     if library is None:
         return reason

@@ -1,7 +1,7 @@
 """The computations of Swin layers: block, patch embedding, patch merging, output norm.
 
 Maps and weights are float32. With `dtype=torch.bfloat16` the matrix products are in bfloat16, like autocast's. Sums,
-norms and softmax are in float32.
+norms and softmax are in float32. For int8 see "Eight bits" in csrc/swin.h.
 
 Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window; in
 `ProjectionComputation`, K input channels and N output channels of the linear layer.
@@ -171,18 +171,18 @@ class BlockComputation(NamedTuple):
     def allocate_saved(self, prepared: Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
         """Return memory for activations, the number of groups of windows that save them, and their address."""
         groups, group_bytes = _find_saved_bytes(prepared, 0)
-        needed = LINE + groups * group_bytes
-        memory = empty_aligned(needed if self.saved_capacity is None else self.saved_capacity)
-        groups = groups if needed <= len(memory) else 0
+        num_bytes = LINE + groups * group_bytes
+        memory = empty_aligned(num_bytes if self.saved_capacity is None else self.saved_capacity)
+        groups = groups if num_bytes <= len(memory) else 0
         _header_of(memory).fill_(groups)
         return (memory,), groups, _address_of_saved(memory, groups * group_bytes) if groups else None
 
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
         """Return bytes for the saved activations, whatever groups of windows the library chooses.
 
-        The activations of a group of more than 32 windows may not fit. The terms are those of `SavedActivations` in
-        csrc/block/block_group.h: 4 C + D elements of queries, keys, values, attended and hidden tokens, and C of
-        float32.
+        An upper bound for groups of at most 32 windows. With larger groups the activations may not fit, and none are
+        saved. Terms as in `SavedActivations` of csrc/block/block_group.h: in the dtype of the products 3 C of queries,
+        keys and values, C of attended and D of hidden tokens; in float32 C.
         """
         if not self.saves_activations:
             return 0
@@ -206,7 +206,8 @@ class BlockComputation(NamedTuple):
         units = 1, C // self.settings.heads, 1, 1
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved_ptr = 0, None
-        for memory in saved:
+        if saved:
+            (memory,) = saved
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = empty_aligned(memory.nbytes).copy_(memory)
             groups = int(_header_of(memory))
@@ -285,7 +286,7 @@ class ProjectionComputation(NamedTuple):
         return 'project'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        N, C, *patch = weights[0].shape  # numbers, but the sizes of a map may be free
+        N, C, *patch = weights[0].shape  # ints; sizes in `shape` may be symbols of a graph
         if self.is_merging:
             C //= 4
         channels = shape[3 if self.is_merging else 1]
@@ -381,7 +382,8 @@ class ProjectionComputation(NamedTuple):
         weight = weights[0]
         N, K = weight.flatten(1).shape
         self.locate(x, source, copies)
-        needs_grad_x = needed[0] or (not self.post_norm and any(needed[3:]))  # a norm before the projection needs it
+        # The gradients of a norm in front are computed from those of x.
+        needs_grad_x = needed[0] or (not self.post_norm and any(needed[3:]))
         transposed = self.pack_weight(weight, transposed=True) if needs_grad_x else empty(0)
         normed = 0 if self.eps is None else N if self.post_norm else K
         gradients = {

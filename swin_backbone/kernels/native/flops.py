@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .computations import BlockComputation, BlockWeights
+from .computations import BlockComputation, BlockWeights, ProjectionComputation
 from .operators import SCHEMAS, Schema
 
 Counts = tuple[list[int], int]  # of the product with each weight, and of the products in attention
@@ -30,7 +30,7 @@ def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
         linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
         return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), linear)], 2 * 2 * P * N * C
     y_shape = computation.infer_shapes(x.shape, *weights).output
-    is_projection = len(weights) > 2
+    is_projection = isinstance(computation, ProjectionComputation)
     return [2 * math.prod(y_shape[:3]) * weights[0].numel()] if is_projection and weights[0] is not None else [], 0
 
 

@@ -30,8 +30,8 @@ class ResultShapes(NamedTuple):
 class Computation(Protocol[Prepared]):
     """A computation by the library, from an input and weights to an output, with gradients.
 
-    Its fields are the settings of a layer, and the tensors of a call that get no gradients. `plans.py` runs it in
-    autograd, and `operators.py` makes an operator of torch of it.
+    Its fields are a layer's settings and, set by `_replace` for one call, tensors without gradients. `plans.py` runs it
+    in autograd, and `operators.py` makes an operator of torch of it.
     """
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Prepared:
@@ -46,7 +46,7 @@ class Computation(Protocol[Prepared]):
         """
 
     def forward(self, x: Tensor, prepared: Prepared) -> Sequence[Tensor]:
-        """Return the output, and the tensors that `backward` takes as `saved`."""
+        """Return the output, and at most one tensor more, which `backward` takes as `saved`."""
 
     def backward(
         self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Prepared, weights: Any, saved: Sequence[Tensor]

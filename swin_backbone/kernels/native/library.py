@@ -7,7 +7,7 @@ csrc/swin.h, field by field. csrc/swin.h explains the fields.
 import ctypes
 import os
 import sys
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional
@@ -17,10 +17,11 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA_VARIABLE = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dtype`
-# The dtype of matrix products by the dtype of linear layers under autocast. int8 is for inference alone.
+# The dtype of matrix products by the dtype of linear layers under autocast. int8 is for inference alone. Without
+# instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32.
 GEMM_DTYPES = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
 PADDING_ATTENDED, PADDING_MASKED, PADDING_AFTER_ROLL = range(3)  # in the order of `swin_padding`
-VERSION = 10
+VERSION = 10  # SWIN_VERSION of csrc/swin.h
 FILE_NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(FILE_NAME)
 
@@ -110,7 +111,7 @@ INT64_POINTER = POINTER(c_int64)
 SIGNATURES = {  # of the functions with a `swin_status`
     'swin_use_isa': [c_char_p],
     'swin_pack': [c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p],
-    'swin_checksum': [c_void_p, c_void_p, c_int64, c_int32, POINTER(c_int64)],
+    'swin_checksum': [c_void_p, c_void_p, c_int64, c_int32, POINTER(c_uint64)],
     'swin_block_saved_size': [POINTER(Block), INT64_POINTER, INT64_POINTER],
     'swin_block_forward': [POINTER(Block), c_void_p, c_void_p, c_void_p, c_int64],
     'swin_block_backward': [POINTER(Block), *[c_void_p] * 4, c_int64, POINTER(BlockGradients)],
@@ -134,8 +135,8 @@ ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`
 class Library:
     """The functions of the library, named without `swin_`. A function raises the library's error."""
 
-    def __init__(self, path: Path) -> None:
-        self._library = library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         for name in ('swin_error', 'swin_isa', 'swin_isas', 'swin_int8_products'):
             getattr(library, name).restype = c_char_p
         library.swin_packed_size.argtypes, library.swin_packed_size.restype = [c_int32, c_int64, c_int64], c_int64
@@ -185,7 +186,9 @@ class Library:
 
 @lru_cache(maxsize=1)
 def load_library() -> tuple[Optional[Library], Optional[str]]:
-    """Load the library with the best instruction set of the processor and of the environment's variables.
+    """Load the library with the instruction set that the environment names, or else the processor's best.
+
+    The variables are SWIN_BACKBONE_ISA and ATEN_CPU_CAPABILITY.
 
     Returns:
         The library and None; or None and the reason of the failure, in a sentence.
@@ -195,12 +198,12 @@ def load_library() -> tuple[Optional[Library], Optional[str]]:
     if not PATH.is_file():
         return None, 'The compiled library is not built: reinstall swin_backbone.'
     try:
-        library = Library(PATH)
-        version = library._library.swin_version()
+        loaded = ctypes.CDLL(str(PATH))
+        if loaded.swin_version() != VERSION:
+            return None, 'The compiled library was built for another version of swin_backbone: reinstall it.'
+        library = Library(loaded)
     except (OSError, AttributeError) as error:
         return None, f'The compiled library does not load: {error}.'
-    if version != VERSION:
-        return None, 'The compiled library was built for another version of swin_backbone: reinstall it.'
     try:
         library.use_isa(_isa_of_environment())
     except ValueError as error:

@@ -7,7 +7,7 @@ Layout: N outputs and K inputs of a linear layer.
 """
 
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int64, c_void_p
+from ctypes import byref, c_int64, c_uint64, c_void_p
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Optional, TypeVar
 from weakref import WeakKeyDictionary
@@ -77,7 +77,7 @@ def require_sizes(function: str, *sizes: Any) -> None:
         raise Unsupported(reason)
 
 
-@constant_when_compiled  # torch.compile cannot catch an error of such a function
+@constant_when_compiled  # returns, not raises: torch.compile cannot catch an error of a constant function
 def _find_unsupported_size(function: str, *sizes: Any) -> Optional[Reason]:
     return find_unsupported_size(function, torch.get_num_threads(), *sizes)
 
@@ -93,8 +93,11 @@ def require_tensor(name: str, tensor: Optional[Tensor], shape: Sequence[int]) ->
 def describe_unsupported(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Reason:
     """Return why the library does not take a tensor, but one of the shape and dtype."""
     advice = '; autocast computes in half precision with float32 weights' if tensor.itemsize == 2 else ''
-    wanted, found = ('', '') if tensor.shape == shape else (f' of {list(shape)}', f'{list(tensor.shape)}, ')
+    has_shape = tuple(tensor.shape) == tuple(shape)
+    wanted, found = ('', '') if has_shape else (f' of {list(shape)}', f'{list(tensor.shape)}, ')
     found = f'{found}{tensor.dtype} on {tensor.device}{advice}'
+    if has_shape and tensor.dtype is dtype and tensor.device.type == 'cpu':
+        found = f'a {type(tensor).__name__} without contiguous, aligned memory of its own'
     return f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.'
 
 
@@ -140,7 +143,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 
     Args:
         dtype: of the products, equal to autocast's dtype. Products of float16 are computed in float32.
-        unit: neighbouring outputs that stay in one panel, see swin_pack in csrc/swin.h.
+        unit: neighbouring outputs that are never split, see swin_pack in csrc/swin.h.
     """
     libswin, dtype = get_libswin(), GEMM_DTYPES[dtype]
     weight_NK = weight.detach().flatten(1).contiguous()
@@ -155,7 +158,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 def checksum(tensors: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of readable tensors. A change of a single element changes the hash."""
     copies: list[Tensor] = []
-    count, hashed = len(tensors), c_int64()
+    count, hashed = len(tensors), c_uint64()
     pieces = (c_void_p * count)(
         *[require_address('tensor', tensor, dtype=tensor.dtype, copies=copies) for tensor in tensors]
     )
@@ -169,7 +172,7 @@ _caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = 
 
 
 def find_weight_cache(weight: Tensor) -> Cache:
-    """Return the tensors made from a weight and the block's other tensors; freed with the memory of the weight."""
+    """Return the cache of the layer whose first weight this is; freed with the memory of the weight."""
     return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
 
 
@@ -181,7 +184,7 @@ def find_cache(module: nn.Module) -> Cache:
     return {} if needs_torch_op() else _caches.setdefault(module, {})
 
 
-def free_if_elsewhere(module: nn.Module, x: Tensor) -> None:
+def free_packed_off_cpu(module: nn.Module, x: Tensor) -> None:
     """Free the tensors made from a module's weights, if the map `x` is not on the CPU."""
     if x.device.type != 'cpu' and not torch.compiler.is_compiling():
         forget_readings(module)  # they refer to the cache
@@ -210,7 +213,8 @@ def make_once(
     """Return the cached value, or make it if a setting or an element of a weight has changed.
 
     A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
-    weights, in less than a seventh of the time of packing. `make` checks what it reads: a hit needs no check.
+    weights, in less than a seventh of the time of packing. `make` checks the tensors. A hit has equal shapes, dtypes
+    and bytes, so it is checked already.
 
     Raises:
         Unsupported: if the library cannot read a weight.

@@ -121,6 +121,7 @@ def _make_block(
     w = BlockWeights(*weights)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
+    # `bias_window` is unused: the position bias is an input here.
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
     cache = find_cache(w.qkv_weight)
     computation = BlockComputation(settings, windows, dtype, cache, saves_activations, drop_path_2B=drop_path_2B)

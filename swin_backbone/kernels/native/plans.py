@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
-from ...modes import is_batched, needs_torch_op
+from ...modes import may_be_batched, needs_torch_op
 from ...replace import Plan, Reason
 from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_unsupported
 from .interface import Computation, MakeWeights, SwinComputation, Weights, as_given
-from .memory import Unsupported, free_if_elsewhere, is_readable
+from .memory import Unsupported, free_packed_off_cpu, is_readable
 
 
 class Recipe(Protocol):
@@ -79,7 +79,8 @@ class LayerPlan(NamedTuple):
         computation: Any = recipe.computation
         by_torch = partial(recipe.by_torch, self.layer)
         if recipe.draw_drop_path is not None:
-            by_torch = partial(by_torch, random_state=torch.get_rng_state())
+            if torch.is_grad_enabled():  # 5 kB, which backward alone reads
+                by_torch = partial(by_torch, random_state=torch.get_rng_state())
             computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
         if out is not None:
             computation = computation._replace(out=out)
@@ -117,12 +118,12 @@ def plan_module(
     Args:
         read: returns the recipe of a module for inputs like `x`, or a reason; see `read_once`.
     """
-    recipe = find_unsupported(x) or read_once(read, module, x)
-    if isinstance(recipe, str):
-        free_if_elsewhere(module, x)
-        return recipe
+    answer = find_unsupported(x) or read_once(read, module, x)
+    if isinstance(answer, str):
+        free_packed_off_cpu(module, x)
+        return answer
     try:
-        return recipe.plan(module, x.shape)
+        return answer.plan(module, x.shape)
     except Unsupported as error:
         forget_readings(module)  # sizes may have changed
         return str(error)
@@ -177,7 +178,7 @@ class _Function(torch.autograd.Function):
         parameters, saved = others[: len(needs_parameters)], others[len(needs_parameters) :]
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
-        if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
+        if torch.is_grad_enabled() or may_be_batched(grad) or not is_readable(grad):
             return *settings, *_differentiate_torch(ctx.by_torch, [x, *parameters], [needs_x, *needs_parameters], grad)
         # 1. Make the library's weights again, in autograd. 2. The library computes the gradients of input and weights.
         # 3. Autograd computes the gradients of the parameters from those of the weights (the chain rule).
@@ -215,7 +216,7 @@ def _differentiate_torch(
     with torch.enable_grad():
         # Gradients are for views: `x` may depend on a weight too, where two layers share it.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
-        y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
+        y = _outside_vmap(function, *views) if may_be_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map
     return _differentiate(y, views, needed, grad, create_graph)
 

@@ -150,7 +150,7 @@ def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[
     Args:
         function: a name of `LIMITS`.
         threads: of the call.
-        sizes: the arguments of the row's function: for layers first the dtype of the products.
+        sizes: the arguments of `LIMITS[function]`; of layers with matrix products, the dtype is the first.
     """
     for name, number, allowed in (('threads', threads, THREADS), *LIMITS[function](*sizes)):
         if number not in allowed:

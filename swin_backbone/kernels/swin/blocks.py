@@ -40,6 +40,7 @@ QKV_BIASES = [f'{ATTENTION_PREFIX}{name}' for name in ('q_bias', 'v_bias')]
 def make_block_recipe(
     block: Any,
     x_BHWC: Tensor,
+    *,
     tensors: Mapping[str, Any],
     windows: Windows,
     bias_window: Size,

@@ -31,7 +31,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
             module.training = False  # training may have dropout
         layer.__dict__[PRECISION] = precision
         with torch.no_grad():
-            x = torch.zeros(_smallest_shape(layer, size), dtype=torch.float32, device='cpu')
+            x = torch.zeros(_input_shape(layer, size), dtype=torch.float32, device='cpu')
             plans = [
                 replacement.make_plan(layer, x)
                 for replacement in cls.forward.replacements
@@ -52,7 +52,7 @@ def _swin_class(layer: Any) -> Any:
     return next(cls for cls in type(layer).__mro__ if cls in SWIN_LAYERS)
 
 
-def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
+def _input_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
     """Return the shape of an input of a layer of ours, by the sizes of its modules."""
     if isinstance(layer, PatchEmbed):
         return 1, layer.projection.in_channels, *(size or layer.patch_size)

@@ -144,8 +144,10 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
     if any(tensors[name] is None or not tensors[name].dim() for name in (REQUIRED_V2 if is_v2 else REQUIRED_V1)):
         return f'{type(block).__name__} lacks a weight that it was built with.'
     windows, attention, drop_path = block.find_windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
-    if windows.pad_before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:
+    if windows.pad_before != (0, 0):
         return 'The compiled library pads at right and bottom alone.'
+    if windows[:2] != x_BHWC.shape[1:3]:
+        return 'find_windows returned windows of another map.'
     C = x_BHWC.shape[3]
     if is_v2:
         bias_window = attention.pretrained_window or windows.window_size
@@ -160,12 +162,12 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
     return make_block_recipe(
         block,
         x_BHWC,
-        tensors,
-        windows,
-        bias_window,
-        attention.scale,
-        tuple(modules[name].eps for name in NORMS if name in types),
-        stages,
+        tensors=tensors,
+        windows=windows,
+        bias_window=bias_window,
+        scale=attention.scale,
+        eps=tuple(modules[name].eps for name in NORMS if name in types),
+        stages=stages,
         by_torch=partial(forward_by_torch, [*tensors]),
         make_weights=partial(_make_checked_weights, [*tensors], shapes, windows.window_size, bias_window),
         draw_drop_path=partial(_draw_drop_path, drop_path.drop_prob) if is_dropping else None,
@@ -215,7 +217,7 @@ def _make_checked_weights(
 def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
     """Return the factors of the two branches for the maps, 0 or 1 / (1 - rate): (2, B).
 
-    The numbers are equal to those of `DropPath`: first for attention, then for the MLP.
+    In float32 the numbers are those of `DropPath`: first for attention, then for the MLP.
     """
     return torch.rand(2, len(x_BHWC), dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
 

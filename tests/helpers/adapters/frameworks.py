@@ -10,7 +10,7 @@ import torch
 
 from helpers.kernels import count_blocks
 from swin_backbone.compat import import_torchvision
-from swin_backbone.kernels.native import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_unsupported_dtype
 
 MISSING = "{} is not installed: make install EXTRAS=peers, or pip install -e '.[peers]'"
 

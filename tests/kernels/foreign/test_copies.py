@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.adapters.acceleration import accelerated, assert_accelerates
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from swin_backbone.kernels.foreign import accelerate as swap
@@ -206,6 +207,39 @@ def test_a_missing_mask_is_obeyed(calls):
     assert torch.equal(block(x_of(SIZE), None), expected)
     assert accelerated(block)
     assert not calls
+
+
+def test_a_mask_is_compared_outside_fake_modes_alone(calls):
+    model = Swin([Detection(2)], Merging())
+    swap.accelerate_swin(model)
+    block = model.layers[0].blocks[0]
+    block.H, block.W = SIZE
+    x, mask = x_of(SIZE), mask_of(SIZE)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert block(mode.from_tensor(x), mode.from_tensor(mask)).shape == x.shape
+    calls.clear()
+    block(x, mask)
+    assert len(calls) == 1
+
+
+def test_arguments_by_name_in_another_order(calls):
+    model = Swin([Detection(2)], Merging())
+    swap.accelerate_swin(model)
+    block = model.layers[0].blocks[0]
+    block.H, block.W = SIZE
+    calls.clear()
+    block(mask_matrix=mask_of(SIZE).double(), x=x_of(SIZE))
+    assert len(calls) == 1
+
+
+@torch.no_grad()
+def test_inference_copies_no_state_of_the_generator(monkeypatch, calls):
+    model = Swin([Detection(), Detection(2)], Merging())
+    swap.accelerate_swin(model)
+    calls.clear()
+    monkeypatch.setattr(torch, 'get_rng_state', lambda: pytest.fail('the state is copied'))
+    model(x_of(SIZE))
+    assert len(calls) == 2
 
 
 def test_a_mask_of_another_kind_is_obeyed(calls):

@@ -13,7 +13,7 @@ from helpers.kernels import refusal
 from torch._subclasses import FakeTensorMode
 
 import swin_backbone.kernels.native
-from swin_backbone.kernels.native import availability, library
+from swin_backbone.kernels.native import availability, library, memory
 from swin_backbone.kernels.native.library import FILE_NAME, load_library
 
 REGISTERS = {  # registers and instructions outside an instruction set
@@ -97,6 +97,22 @@ def test_a_structure_is_that_of_the_header(structure):
             )
             fields.append((field, of_header * 4 if count else of_header))
     assert [(field, kind) for field, kind in structure._fields_] == fields
+
+
+def test_an_older_build_without_a_function_is_of_another_version(monkeypatch):
+    monkeypatch.setitem(library.SIGNATURES, 'swin_function_of_a_later_version', [])
+    monkeypatch.setattr(library, 'VERSION', library.VERSION + 1)
+    loaded, reason = load_library.__wrapped__()
+    assert loaded is None
+    assert 'built for another version' in reason
+
+
+@pytest.mark.parametrize(
+    'make', [lambda x: x.T, lambda x: x._neg_view(), lambda x: x.to_sparse()], ids=['strides', 'negated', 'sparse']
+)
+def test_a_refusal_of_memory_names_the_memory(make):
+    with pytest.raises(memory.Unsupported, match='not a Tensor without contiguous, aligned memory of its own'):
+        memory.require_address('x', make(torch.ones(3, 3)), [3, 3])
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

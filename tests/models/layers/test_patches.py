@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from swin_backbone.kernels.native import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_unsupported_dtype
 from swin_backbone.models.layers import PatchEmbed, PatchMerging
 from swin_backbone.models.pyramid import SwinStage
 
