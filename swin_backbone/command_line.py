@@ -35,7 +35,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     ignores a full disk later.
 
     SIGTERM, SIGHUP and SIGINT (Ctrl-C) end the tool with status 143, 129 and 130, after temporary files are removed. A
-    training handles SIGTERM and SIGINT itself.
+    training handles these itself.
     """
     received = _end_on_signals()
     logging.raiseExceptions = False  # no traceback for each log line on a closed pipe

@@ -6,6 +6,7 @@ A fork has all modules and starts at once. Loggers and message hubs of a fork ar
 import os
 import random
 import resource
+import signal
 import socket
 import sys
 import time
@@ -30,6 +31,7 @@ from helpers.openmmlab.jobs import build_runner
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab.config_parts import walk
 from swin_backbone.openmmlab.errors import ConfigError, TrainingStopped
+from swin_backbone.workbench.runner.hooks import signals
 from swin_backbone.workbench.runner.hooks.signals import StoppedBySignal
 
 IMAGES = 16
@@ -218,6 +220,8 @@ def start(function, *args, log=os.devnull, **environment):
     code = 1
     try:
         os.setpgid(0, 0)
+        for number in signals.ACTIONS:  # tests in the background of a script inherit ignored signals
+            signal.signal(number, signal.SIG_DFL)
         with open(log, 'a', buffering=1) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)

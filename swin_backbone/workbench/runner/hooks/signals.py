@@ -1,6 +1,7 @@
 """Signals to a training, for example before a cluster takes its machine away.
 
-SIGTERM and SIGINT: finish the step, save, raise StoppedBySignal. A second signal stops at once. SIGUSR1: save.
+SIGTERM, SIGINT and SIGHUP (a closed terminal): finish the step, save, raise StoppedBySignal. A second signal stops at
+once. SIGUSR1: save. Ignored signals stay ignored, as SIGHUP by nohup.
 """
 
 import os
@@ -25,8 +26,8 @@ RESUMABLE = 75
 NOTHING, SAVE, STOP = range(3)  # the larger number wins
 ACTIONS = {
     getattr(signal, name): action
-    for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
-    if hasattr(signal, name)  # Windows has no SIGUSR1
+    for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGHUP', STOP), ('SIGUSR1', SAVE))
+    if hasattr(signal, name)  # Windows has no SIGHUP and SIGUSR1
 }
 REPEATED_S = 1.0  # signals within these seconds count as one: terminal and torchrun both send Ctrl-C
 AGREEMENT_S = 1.0  # seconds between two agreements of ranks in training: over NCCL an agreement waits for the GPU
@@ -45,7 +46,7 @@ class StoppedBySignal(TrainingStopped):
 
 
 class SignalHook(Hook):
-    """Save on SIGUSR1, and save and stop on SIGTERM and SIGINT, after the current step.
+    """Save on SIGUSR1, and save and stop on SIGTERM, SIGINT and SIGHUP, after the current step.
 
     Several processes compare their signals about once a second, and act after the same step. During a validation, a
     single process stops at once, after the last step is saved; several processes stop after the validation.
@@ -54,6 +55,7 @@ class SignalHook(Hook):
     priority = 'LOWEST'  # after the hooks that save the step
     save_requested = stop_requested = False
     stop_reason = 'A signal to another rank'
+    stop_number: int = signal.SIGTERM  # of the signal
     stop_requested_at = 0.0  # seconds
     last_agreement_at = 0.0  # seconds
     last_agreement_iter = next_agreement_iter = 0
@@ -65,7 +67,8 @@ class SignalHook(Hook):
         self.last_agreement_at = time.perf_counter()
         self.last_agreement_iter, self.next_agreement_iter = runner.iter, 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
-            self.earlier_handlers = tuple((number, signal.signal(number, self._receive)) for number in ACTIONS)
+            taken = [number for number in ACTIONS if signal.getsignal(number) is not signal.SIG_IGN]
+            self.earlier_handlers = tuple((number, signal.signal(number, self._receive)) for number in taken)
 
     def after_train(self, runner: Runner) -> None:
         self.restore_handlers()
@@ -107,7 +110,7 @@ class SignalHook(Hook):
             self.save_requested = True
         elif not self.stop_requested:
             self.stop_requested, self.stop_requested_at = True, now
-            self.stop_reason = signal.Signals(number).name
+            self.stop_number, self.stop_reason = number, signal.Signals(number).name
         elif now - self.stop_requested_at > REPEATED_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(self.process, number)
@@ -143,7 +146,7 @@ class SignalHook(Hook):
         if hook is None:
             message = f'{self.stop_reason}: training stops, and saves nothing without a CheckpointHook.'
             runner.logger.warning(message)
-            raise StoppedBySignal(message, 128 + signal.SIGTERM)
+            raise StoppedBySignal(message, 128 + self.stop_number)
         message = (
             f'{self.stop_reason}: training stops after iteration {iteration} (exit code {RESUMABLE}). '
             f'{describe_last_checkpoint(hook)}'

@@ -30,6 +30,7 @@ def last(folder):
     ('number', 'template', 'names'),
     [
         (signal.SIGTERM, None, ('epoch_0_iter_5.pth', 'epoch_1.pth')),
+        pytest.param(signal.SIGHUP, None, ('epoch_0_iter_5.pth', 'epoch_1.pth'), marks=pytest.mark.slow),
         (signal.SIGINT, '{:03d}-swin.pth', ('000_iter_5-swin.pth', '001-swin.pth')),
     ],
 )
@@ -166,3 +167,38 @@ def test_signals_are_handed_back_after_training(tmp_path):
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
     assert wait(start(check)) == 0
+
+
+@pytest.fixture
+def hook():
+    """A hook of a training, with the handlers of a process in a terminal."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in signals.ACTIONS}
+    yield signals.SignalHook()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_an_ignored_signal_stays_ignored(hook, record_fault):
+    """SIGHUP by nohup, and SIGINT of a command that a script runs in the background."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    hook.before_train(SimpleNamespace(iter=0))
+    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert not hook.stop_requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert hook.stop_requested
+    hook.restore_handlers()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    record_fault('signals')
+
+
+@pytest.mark.parametrize('number', [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_without_a_checkpoint_hook_the_status_is_that_of_the_signal(hook, number, record_fault):
+    runner = SimpleNamespace(iter=0, world_size=1, hooks=[], logger=SimpleNamespace(warning=lambda _: None))
+    hook.before_train(runner)
+    os.kill(os.getpid(), number)
+    with pytest.raises(signals.StoppedBySignal, match=f'{number.name}: training stops, and saves nothing') as stop:
+        hook.after_train_iter(runner, 0)
+    assert stop.value.status == 128 + number
+    record_fault('signals')
