@@ -3,34 +3,51 @@
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-STEPS = 10
+TIMED_STEPS = 9  # of ten: the first is not timed
 GIB = 2**30
 
 
 class EstimateHook(Hook):
-    """Log the line after ten steps. The first step, which compiles and allocates, is not in the time of a step."""
+    """Log the line after ten steps, or more in short epochs.
+
+    A step is timed from the end of the step before. The first step of an epoch, which starts workers, and the first
+    after a validation do not count, nor does the first of all, which compiles and allocates.
+    """
 
     priority = 'LOWEST'
 
     def before_train(self, runner: Runner) -> None:
-        self._done, self._start = 0, 0.0
+        self._done = self._timed = 0
+        self._seconds = 0.0  # of the timed steps
+        self._last_end: Optional[float] = None  # of the step before, in seconds; None if more than a step follows it
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        self._last_end = None
+
+    def after_val(self, runner: Runner) -> None:
+        self._last_end = None
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        if self._timed == TIMED_STEPS:
+            return
+        now = time.monotonic()
         self._done += 1
-        if self._done == 1:
-            self._start = time.monotonic()
-        if self._done == STEPS:
-            seconds = (time.monotonic() - self._start) / (STEPS - 1)
+        if self._last_end is not None:
+            self._timed += 1
+            self._seconds += now - self._last_end
+        self._last_end = now
+        if self._timed == TIMED_STEPS:
+            seconds = self._seconds / TIMED_STEPS
             remaining = timedelta(seconds=round(seconds * (runner.max_iters - runner.iter - 1)))
             memory = f', {peak / GIB:.1f} GiB of memory at the peak' if (peak := measure_peak_memory()) else ''
             runner.logger.info(
-                f'{STEPS} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {remaining}, and '
+                f'{self._done} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {remaining}, and '
                 'validations come on top'
             )
 
