@@ -31,9 +31,10 @@ from ..resume.loading import AdaptCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
 from .hooks.curves import CurvesHook
 from .hooks.estimate import EstimateHook
+from .hooks.metric_names import MetricNamesHook
 from .hooks.nan_guard import NonFiniteGuardHook
 from .hooks.signals import SignalHook, StoppedBySignal, init_worker
-from .hooks.validation import BroadcastBuffersHook, MaskAreasHook, MetricNamesHook, PredictByShapeHook
+from .hooks.validation import BroadcastBuffersHook, MaskAreasHook, PredictByShapeHook
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
 LONG_RECORDS = (
@@ -72,7 +73,7 @@ class SafeRunner(Runner):
 
     Attributes:
         settings: of `from_cfg`.
-        resumed_from: the checkpoint.
+        resumed_from: path of the resumed checkpoint; None for a new training.
     """
 
     settings: RunSettings
@@ -236,8 +237,8 @@ class SafeRunner(Runner):
             hook = find_checkpoint_hook(self)
             if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
                 raise TrainingStopped(
-                    f'training stops, because {error.filename or self.work_dir} cannot be written '
-                    f'({error.strerror}). {describe_last_checkpoint(hook)}'
+                    f'training stops, because of {error.filename or self.work_dir} ({error.strerror}). '
+                    f'{describe_last_checkpoint(hook)}'
                 ) from error
             if hook is not None and self._is_between_steps():
                 with suppress(Exception):  # of the same cause, as an error of the device

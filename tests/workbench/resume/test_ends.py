@@ -1,6 +1,7 @@
 """What ends a training leaves a checkpoint of the last step, and an interrupted validation is repeated."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -138,18 +139,29 @@ def test_a_metric_of_a_users_hook_is_known(tmp_path):
     [
         (dict(default_hooks__checkpoint__save_best='scores', default_hooks__checkpoint__rule='less'),
          'default_hooks.checkpoint.save_best takes a metric of the validation, score, got'),
+        (dict(default_hooks__checkpoint__save_best='val_scores', default_hooks__checkpoint__rule='less'),
+         'default_hooks.checkpoint.save_best takes a metric of the validation, score, got'),
         (dict(hooks=[stop_early('scores')]),
          'monitor of EarlyStoppingHook takes a metric of the validation, score, got'),
         (dict(param_scheduler=[dict(type='ReduceOnPlateauLR', monitor='scores', rule='less')]),
          'monitor of ReduceOnPlateauLR takes a metric of the validation, score, got'),
     ],
-    ids=['save_best', 'EarlyStoppingHook', 'ReduceOnPlateauLR'],
+    ids=['save_best', 'val_', 'EarlyStoppingHook', 'ReduceOnPlateauLR'],
 )  # fmt: skip
 def test_a_wrong_metric_is_known_before_the_first_step(tmp_path, settings, message, record_fault):
     log = tmp_path / 'log'
     assert wait(start(train_and_say, config(tmp_path, epochs=2, **settings, **scores(1)), log=log)) == 1
-    assert f"{message} 'scores'; did you mean score?" in log.read_text()
+    assert re.search(rf"{re.escape(message)} '(val_)?scores'", log.read_text())
     assert 'Epoch(train)' not in log.read_text()
+    assert files(tmp_path) == []
+    record_fault('bad_commands')
+
+
+def test_a_loss_of_the_validation_is_known_with_its_hook_alone(tmp_path, record_fault):
+    best = dict(default_hooks__checkpoint__save_best='val_loss', default_hooks__checkpoint__rule='less')
+    log = tmp_path / 'log'
+    assert wait(start(train_and_say, config(tmp_path, epochs=2, **best, **scores(1)), log=log)) == 1
+    assert 'default_hooks.checkpoint.save_best names val_loss, which --val-loss computes' in log.read_text()
     assert files(tmp_path) == []
     record_fault('bad_commands')
 
