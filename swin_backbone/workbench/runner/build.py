@@ -24,7 +24,7 @@ from .compile import compile_model
 from .launchers import is_lost_peer, set_ranks_from_slurm
 from .safe_runner import RunSettings, SafeRunner, find_runner_class
 
-LEAD_S = 2  # seconds to wait after another process is lost: the launcher reports the first process that ends
+LEAD_S = 2  # seconds: the launcher blames the process that ends first, which has to be the lost one
 # Errors of `run_loop` without a traceback
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)
 
@@ -75,7 +75,7 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     record = PhaseHook()
     runner.register_hook(record, priority='VERY_LOW')
     try:
-        with _explain_lost_peers():
+        with _explain_lost_peers('; --resume goes on from the last checkpoint' if what == 'train' else ''):
             return runner.train() if what == 'train' else runner.test()
     except Exception as error:
         if record.phase in record.worked or isinstance(error, RUN_ERRORS):
@@ -84,8 +84,12 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
 
 
 @contextmanager
-def _explain_lost_peers() -> Iterator[None]:
-    """Raise TrainingStopped in place of the error of a collective whose other process is gone."""
+def _explain_lost_peers(hint: str = '') -> Iterator[None]:
+    """Raise TrainingStopped in place of the error of a collective whose other process is gone.
+
+    Args:
+        hint: end of its message.
+    """
     try:
         yield
     except Exception as error:
@@ -94,7 +98,7 @@ def _explain_lost_peers() -> Iterator[None]:
         time.sleep(LEAD_S)
         raise TrainingStopped(
             f'rank {torch.distributed.get_rank()} stops, because another process of the run is gone '
-            f'({describe_error(error)}); --resume goes on from the last checkpoint'
+            f'({describe_error(error)}){hint}'
         ) from error
 
 

@@ -69,5 +69,11 @@ def test_a_process_that_is_lost_while_the_runner_is_built(monkeypatch):
     monkeypatch.setattr(build, 'LEAD_S', 0)
     monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
     monkeypatch.setattr(torch.distributed, 'get_rank', lambda: 1)
-    with pytest.raises(TrainingStopped, match='rank 1 stops, because another process of the run is gone'):
+    with pytest.raises(TrainingStopped, match='rank 1 stops, because another process of the run is gone') as stopped:
         build_runner(Config(dict(launcher='none')))
+    assert '--resume' not in str(stopped.value)  # no training, or none with a further checkpoint
+    lost = SimpleNamespace(train=lose_a_peer, test=lose_a_peer, register_hook=lambda *_, **__: None)
+    for what in ('train', 'test'):
+        with pytest.raises(TrainingStopped, match='rank 1 stops') as stopped:
+            build.run_loop(lost, what)
+        assert ('--resume goes on' in str(stopped.value)) == (what == 'train')
