@@ -93,8 +93,9 @@ class Job:
         """Return the runner of a training: see `resolve_training`.
 
         Raises:
-            ValueError: for an error in the config or the data.
+            ValueError: for an error in the config or the data, or another `device` than mmengine's.
         """
+        _require_default_device(self.options, 'training')
         require_data(self.cfg, ('train', 'val'))
         training = resolve_training(self.cfg, self.options, self.data)
         self.print(*training.changes)
@@ -135,9 +136,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         set_exported(cfg, checkpoint, options.device or 'cpu', options.threads)
     else:
         _refuse_threads(options)
-        device = get_device()
-        if options.device not in (None, device, f'{device}:0'):
-            raise ValueError(f'--device of a test takes {device}, on which mmengine tests here, got {options.device}')
+        _require_default_device(options, 'test')
         set_load_from(cfg, checkpoint)
     require_data(cfg, ('test',))
     if options.amp:
@@ -245,6 +244,15 @@ def export(job: Job, checkpoint: str, out: Path, format: str = 'onnx', **setting
 def _refuse_checkpoint_options(options: Options, folder: str) -> None:
     reason = f'takes a checkpoint, got the exported folder {folder}, which has its own weights and precision'
     refuse_options(options, ('amp', 'precision', 'compile', 'allow_missing', 'unsafe_load'), reason)
+
+
+def _require_default_device(options: Options, what: str) -> None:
+    device = get_device()
+    if options.device not in (None, device, f'{device}:0'):
+        raise ValueError(
+            f'a {what} runs on {device} here, which mmengine chooses, got device {options.device}: the variable '
+            'CUDA_VISIBLE_DEVICES chooses the GPU, or none if it is empty'
+        )
 
 
 def _refuse_threads(options: Options) -> None:
