@@ -23,7 +23,9 @@ def parse_args() -> argparse.Namespace:
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
     parser.add_argument(
-        '--report', action='store_true', help='at the end write report/ into the working folder, as tools/report.py'
+        '--report',
+        action='store_true',
+        help='at the end write report/ on the last checkpoint into the working folder, as tools/report.py',
     )
     args = parser.parse_args()
     if args.report and args.launcher != 'none':
@@ -41,6 +43,7 @@ def main() -> None:
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.hooks.signals import StoppedBySignal
 
+    # Once a step has worked, another error is a bug, here or in a library: it keeps its traceback
     with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             job = make_job(args)

@@ -5,9 +5,9 @@
 2. `resolve_training`, for a training alone, sets what its options name, and scales the schedule to the pictures of an
    epoch.
 
-The second applies `--cfg-options` again after each change, so that a key of the user stays, except keys of schedules
-that a shorter training loses, and the backbone's own weights beside `--weights`. The result is a plain config of its
-toolbox, whose own tools/train.py trains it.
+The second applies `--cfg-options` again after each change, so that a key of the user stays. Two exceptions: keys of
+`param_scheduler` once an entry of it is gone, and the backbone's `init_cfg` beside `--weights`. The result is a plain
+config of its toolbox, whose own tools/train.py trains it.
 """
 
 import copy
@@ -118,10 +118,12 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
         use_load_picture(cfg)
         processes, plan = read_world_size(options.launcher), _find_epoch_plan(datasets, options, data)
         if plan is not None:
-            apply_epoch_plan(cfg, options, data, plan, processes)
+            moved = apply_epoch_plan(cfg, options, data, plan, processes)
             changes.append(plan.line)
+            if moved:
+                changes.append(f'scaled with the schedule, because an entry of it is gone: {", ".join(moved)}')
         if not options.auto_scale_lr and (options.batch is not None or data is not None):
-            changes.append(describe_lr(cfg, processes))
+            changes.append(describe_lr(cfg, processes, is_own=_has_own_lr(options)))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
     if options.amp:
@@ -135,8 +137,15 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     return Training(cfg, datasets, changes)
 
 
+def _has_own_lr(options: Options) -> bool:
+    return options.lr is not None or any(key.endswith('optimizer.lr') for key in options.cfg_options or ())
+
+
 def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
-    """Return the plan of an epoch; None if no setting follows it. Data sets are read if the index lacks the number."""
+    """Return the plan of an epoch; None if no setting depends on the number of pictures.
+
+    The index of --data has the number, unless the config repeats pictures by class: then the data sets are built.
+    """
     if options.epochs is None and not options.balance:
         if data is None:
             return None
@@ -149,10 +158,13 @@ def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[D
 
 def apply_epoch_plan(
     cfg: Config, options: Options, data: Optional[Dataset], plan: EpochPlan, processes: int = 1
-) -> None:
+) -> list[str]:
     """Scale the schedule of a training to its pictures, and balance its classes, in place.
 
     Without `data` and `options.epochs`, the schedule stays.
+
+    Returns:
+        The keys of `cfg_options` that are not applied again, because the index of their schedule has moved.
 
     Args:
         cfg: with the other settings of the training.
@@ -162,16 +174,18 @@ def apply_epoch_plan(
     Raises:
         ConfigError: if the config has no length, or weights of classes beside `balance`.
     """
-    cfg_options, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
+    cfg_options = options.cfg_options or {}
+    num_schedules = len(cfg.get('param_scheduler') or ())
+    moved: list[str] = []
     if options.epochs is not None or data is not None:
         scale_schedule(cfg, plan.num_pictures, processes, options.epochs)
-        if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
-            cfg_options = {
-                key: value for key, value in cfg_options.items() if not key.lstrip('+').startswith('param_scheduler.')
-            }
+        if len(cfg.get('param_scheduler') or ()) != num_schedules:
+            moved = [key for key in cfg_options if key.lstrip('+').startswith('param_scheduler.')]
+            cfg_options = {key: value for key, value in cfg_options.items() if key not in moved}
         apply_options(cfg, cfg_options)
     if options.balance:
         twice = [key for key in cfg_options if 'class_weight' in key] if plan.class_weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
         apply_balance(cfg, plan)  # last, because keys of options refer to the wrapped data set
+    return moved

@@ -22,7 +22,7 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import EpochPlan
 from swin_backbone.workbench.data.prepare.prepare import prepare
-from swin_backbone.workbench.resolve import combine, resolve_training
+from swin_backbone.workbench.resolve import apply_epoch_plan, combine, resolve_training
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASK2FORMER = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
@@ -84,6 +84,25 @@ def test_weights_and_balance_are_one_setting(own):
     assert resolved.model.decode_head.loss_decode.class_weight
     with pytest.raises(ConfigError, match=f'--balance and --cfg-options {key} are one setting'):
         resolve(config, replace(options, cfg_options={key: [1.0, 2.0]}), data_for(config, own), epoch)
+
+
+@pytest.mark.parametrize(('pictures', 'moved', 'milestones'), [(32, ['param_scheduler.1.milestones'], [1]),
+                                                             (3200, [], [3])])  # fmt: skip
+def test_keys_of_a_schedule_whose_warm_up_is_gone_are_named(pictures, moved, milestones):
+    key = 'param_scheduler.1.milestones'
+    options = Options(epochs=4, cfg_options={key: [3]})
+    cfg = combine(read_config(RETINANET), options)
+    assert apply_epoch_plan(cfg, options, None, EpochPlan(pictures // 16)) == moved
+    assert cfg.param_scheduler[-1].milestones == milestones
+
+
+@pytest.mark.parametrize(('options', 'is_own'), [
+    (Options(lr=1e-4), True), (Options(cfg_options={'optim_wrapper.optimizer.lr': 1e-4}), True), (Options(), False),
+])  # fmt: skip
+def test_a_rate_of_the_user_gets_no_hint(own, options, is_own):
+    config, options = read_config(RETINANET), replace(options, batch=2)
+    lines = resolve_training(combine(config, options), options).changes
+    assert any('--auto-scale-lr scales it' in line for line in lines) != is_own
 
 
 def words(own, work, *more):

@@ -122,20 +122,25 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 # --- the learning rate ------------------------------------------------------------------------------------------------
 
 
-def describe_lr(cfg: Config, world_size: int = 1) -> str:
+def describe_lr(cfg: Config, world_size: int = 1, is_own: bool = False) -> str:
     """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
 
     The learning rate does not follow the batch: docs/measurements/training.md compares three rules.
+
+    Args:
+        is_own: the rate is the user's, not that of the config.
     """
     optimizer, batch = _find_optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
         return ''
     pictures = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
     base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
-    if base in (None, pictures):
+    if is_own or base in (None, pictures):
         return f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
-    return f'learning rate {optimizer.lr:g}, {pictures} pictures per step; the config has it for {base}: {hint}'
+    return (
+        f'learning rate {optimizer.lr:g}, {pictures} pictures per step; the config has it for {base} pictures: {hint}'
+    )
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:
@@ -192,7 +197,7 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
     loop = cfg.get('train_cfg') or ConfigDict()
     length_key = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
     if not isinstance(loop.get(length_key), int):
-        raise ConfigError('--epochs sets train_cfg.max_epochs or max_iters, and the config has none')
+        raise ConfigError('train_cfg takes max_epochs or max_iters, to which the schedule is scaled, and has neither')
     by_epoch = length_key == 'max_epochs'
     batch = cfg.train_dataloader.get('batch_size') or 1
     iters_per_epoch = max(1, math.ceil(num_pictures / (batch * world_size)))
@@ -271,7 +276,8 @@ def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_
     """Shorten the intervals of validations and checkpoints with the training; in a longer one they stay.
 
     Args:
-        unit: intervals are multiples of it; in a training by iterations, the iterations of an epoch.
+        unit: 1, or for a training by iterations that --epochs sets, the iterations of an epoch: intervals become
+            multiples of it.
     """
 
     def scaled(interval: int) -> int:

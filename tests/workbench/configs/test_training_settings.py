@@ -172,10 +172,11 @@ def test_any_length_is_a_schedule(config, epochs, pictures):
 
 def test_the_learning_rate_does_not_follow_the_batch():
     """RetinaNet's 0.01 is for 16 pictures: 8 processes of 2."""
-    hint = '; the config has it for 16: --auto-scale-lr scales it in proportion, --lr sets another'
+    hint = '; the config has it for 16 pictures: --auto-scale-lr scales it in proportion, --lr sets another'
     cfg = set_(RETINANET, batch=4)
     assert (cfg.optim_wrapper.optimizer.lr, cfg.train_dataloader.batch_size) == (0.01, 4)
     assert describe_lr(cfg) == f'learning rate 0.01, 4 pictures per step{hint}'
+    assert describe_lr(cfg, is_own=True) == 'learning rate 0.01, 4 pictures per step'
     assert describe_lr(cfg, world_size=2) == f'learning rate 0.01, 8 pictures per step{hint}'
     cfg.optim_wrapper.accumulative_counts = 4
     assert describe_lr(cfg) == 'learning rate 0.01, 16 pictures per step'
@@ -205,6 +206,13 @@ def test_the_shortest_training_reaches_its_learning_rate(config, pictures):
     """A warm-up of 1 iteration would keep its first rate to the end."""
     cfg = set_(config, pictures=pictures, batch=2, epochs=1)
     assert max(rates(cfg, max(1, pictures // 2))) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+
+
+def test_a_schedule_without_a_length_names_the_keys_of_a_length():
+    cfg = read_config(RETINANET)
+    cfg.train_cfg.pop('max_epochs')
+    with pytest.raises(ValueError, match='train_cfg takes max_epochs or max_iters, to which the schedule is scaled'):
+        scale_schedule(cfg, 100)
 
 
 def test_other_schedules_of_mmengine_follow():
