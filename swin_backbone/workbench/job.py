@@ -249,10 +249,7 @@ def _refuse_checkpoint_options(options: Options, folder: str) -> None:
 def _require_default_device(options: Options, what: str) -> None:
     device = get_device()
     if options.device not in (None, device, f'{device}:0'):
-        raise ValueError(
-            f'a {what} runs on {device} here, which mmengine chooses, got device {options.device}: the variable '
-            'CUDA_VISIBLE_DEVICES chooses the GPU, or none if it is empty'
-        )
+        raise ValueError(f'a {what} runs on {device}: CUDA_VISIBLE_DEVICES chooses another, got {options.device}')
 
 
 def _refuse_threads(options: Options) -> None:

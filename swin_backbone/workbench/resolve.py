@@ -34,6 +34,8 @@ from .data.prepare.config import put_data
 from .data.prepare.prepare import Dataset
 from .runner.launchers import read_rank, read_world_size
 
+LR = 'optim_wrapper.optimizer.lr'
+
 
 def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
     """Return a config with another backbone, other data, and `cfg_options`. `config` stays unchanged.
@@ -114,16 +116,15 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         apply_settings(cfg, options)
-        apply_options(cfg, options.cfg_options or {})
+        given = options.cfg_options or {}
+        apply_options(cfg, given)
         use_load_picture(cfg)
         processes, plan = read_world_size(options.launcher), _find_epoch_plan(datasets, options, data)
         if plan is not None:
             moved = apply_epoch_plan(cfg, options, data, plan, processes)
-            changes.append(plan.line)
-            if moved:
-                changes.append(f'scaled with the schedule, because an entry of it is gone: {", ".join(moved)}')
+            changes += [plan.line, *(f'{key}: scaled too, because an entry of the schedule is gone' for key in moved)]
         if not options.auto_scale_lr and (options.batch is not None or data is not None):
-            changes.append(describe_lr(cfg, processes, is_own=_has_own_lr(options)))
+            changes.append(describe_lr(cfg, processes, is_own=LR in given or options.lr is not None))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
     if options.amp:
@@ -137,15 +138,8 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     return Training(cfg, datasets, changes)
 
 
-def _has_own_lr(options: Options) -> bool:
-    return options.lr is not None or any(key.endswith('optimizer.lr') for key in options.cfg_options or ())
-
-
 def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
-    """Return the plan of an epoch; None if no setting depends on the number of pictures.
-
-    The index of --data has the number, unless the config repeats pictures by class: then the data sets are built.
-    """
+    """Return the plan of an epoch; None if no setting depends on it. Data sets are built if the index has no number."""
     if options.epochs is None and not options.balance:
         if data is None:
             return None
@@ -161,10 +155,7 @@ def apply_epoch_plan(
 ) -> list[str]:
     """Scale the schedule of a training to its pictures, and balance its classes, in place.
 
-    Without `data` and `options.epochs`, the schedule stays.
-
-    Returns:
-        The keys of `cfg_options` that are not applied again, because the index of their schedule has moved.
+    Without `data` and `options.epochs`, the schedule stays. Returns the keys of options whose schedules have moved.
 
     Args:
         cfg: with the other settings of the training.

@@ -125,10 +125,7 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 def describe_lr(cfg: Config, world_size: int = 1, is_own: bool = False) -> str:
     """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
 
-    The learning rate does not follow the batch: docs/measurements/training.md compares three rules.
-
-    Args:
-        is_own: the rate is the user's, not that of the config.
+    The rate does not follow the batch: docs/measurements/training.md compares three rules. `is_own`: of the user.
     """
     optimizer, batch = _find_optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):

@@ -85,11 +85,7 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
 
 @contextmanager
 def _explain_lost_peers(hint: str = '') -> Iterator[None]:
-    """Raise TrainingStopped in place of the error of a collective whose other process is gone.
-
-    Args:
-        hint: end of its message.
-    """
+    """Raise TrainingStopped, ending in `hint`, in place of the error of a collective whose other process is gone."""
     try:
         yield
     except Exception as error:
