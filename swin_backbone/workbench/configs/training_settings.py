@@ -194,9 +194,7 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
     loop = cfg.get('train_cfg') or ConfigDict()
     length_key = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
     if not isinstance(loop.get(length_key), int):
-        raise ConfigError(
-            'the schedule is scaled to train_cfg.max_epochs or train_cfg.max_iters, and the config has neither'
-        )
+        raise ConfigError('a schedule needs train_cfg.max_epochs or max_iters, and the config has neither')
     by_epoch = length_key == 'max_epochs'
     batch = cfg.train_dataloader.get('batch_size') or 1
     iters_per_epoch = max(1, math.ceil(num_pictures / (batch * world_size)))

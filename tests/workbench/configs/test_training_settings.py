@@ -211,7 +211,7 @@ def test_the_shortest_training_reaches_its_learning_rate(config, pictures):
 def test_a_schedule_without_a_length_names_the_keys_of_a_length():
     cfg = read_config(RETINANET)
     cfg.train_cfg.pop('max_epochs')
-    with pytest.raises(ValueError, match=r'scaled to train_cfg.max_epochs or train_cfg.max_iters'):
+    with pytest.raises(ValueError, match=r'train_cfg.max_epochs or max_iters, and the config has neither'):
         scale_schedule(cfg, 100)
 
 
