@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from textwrap import fill
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
@@ -92,6 +93,10 @@ def _end_on_signals() -> list[int]:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)  # else ignored, as SIGHUP by nohup
+            if name == 'SIGTERM' and hasattr(os, 'register_at_fork'):  # not on Windows
+                # multiprocessing ends a worker by SIGTERM while the worker waits for a lock. Python may run no handler
+                # then, and the parent would wait without end.
+                os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     return received
 
 
