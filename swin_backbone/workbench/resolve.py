@@ -116,15 +116,14 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         apply_settings(cfg, options)
-        given = options.cfg_options or {}
-        apply_options(cfg, given)
+        apply_options(cfg, options.cfg_options or {})
         use_load_picture(cfg)
         processes, plan = read_world_size(options.launcher), _find_epoch_plan(datasets, options, data)
         if plan is not None:
             moved = apply_epoch_plan(cfg, options, data, plan, processes)
             changes += [plan.line, *(f'{key}: scaled too, because an entry of the schedule is gone' for key in moved)]
         if not options.auto_scale_lr and (options.batch is not None or data is not None):
-            changes.append(describe_lr(cfg, processes, is_own=LR in given or options.lr is not None))
+            changes.append(describe_lr(cfg, processes, options.lr is not None or LR in (options.cfg_options or {})))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
     if options.amp:
@@ -160,15 +159,13 @@ def apply_epoch_plan(
     Args:
         cfg: with the other settings of the training.
         plan: see `plan_epoch`.
-        processes: number of processes of the training.
 
     Raises:
         ConfigError: if the config has no length, or weights of classes beside `balance`.
     """
-    cfg_options = options.cfg_options or {}
-    num_schedules = len(cfg.get('param_scheduler') or ())
-    moved: list[str] = []
+    cfg_options, moved = options.cfg_options or {}, list[str]()
     if options.epochs is not None or data is not None:
+        num_schedules = len(cfg.get('param_scheduler') or ())
         scale_schedule(cfg, plan.num_pictures, processes, options.epochs)
         if len(cfg.get('param_scheduler') or ()) != num_schedules:
             moved = [key for key in cfg_options if key.lstrip('+').startswith('param_scheduler.')]

@@ -122,11 +122,9 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 # --- the learning rate ------------------------------------------------------------------------------------------------
 
 
+# The rate does not follow the batch: docs/measurements/training.md compares three rules
 def describe_lr(cfg: Config, world_size: int = 1, is_own: bool = False) -> str:
-    """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
-
-    The rate does not follow the batch: docs/measurements/training.md compares three rules. `is_own`: of the user.
-    """
+    """Return a line with the learning rate, `is_own` if a user sets it; '' for several optimizers or no batch."""
     optimizer, batch = _find_optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
         return ''

@@ -135,8 +135,11 @@ def test_a_pool_of_a_metric_ends_its_workers(record_fault):
     hook = signals.SignalHook()
     hook.before_train(SimpleNamespace(iter=0))
     try:
-        worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))
+        context = multiprocessing.get_context('fork')
+        is_running = context.Event()  # Python drops signals that arrive before the end of its fork
+        worker = context.Process(target=lambda: (is_running.set(), time.sleep(60)))
         worker.start()
+        assert is_running.wait(30)
         os.kill(worker.pid, signal.SIGUSR1)
         worker.terminate()
         worker.join(30)
