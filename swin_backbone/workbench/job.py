@@ -97,10 +97,9 @@ class Job:
         """
         _require_default_device(self.options, 'training')
         require_data(self.cfg, ('train', 'val'))
-        training = resolve_training(self.cfg, self.options, self.data)
-        self.print(*training.changes)
-        hooks = [ValLossHook()] if self.options.val_loss else []
-        return build_runner(training.cfg, self.options, hooks, datasets=training.datasets)
+        cfg, datasets, changes = resolve_training(self.cfg, self.options, self.data)
+        self.print(*changes)
+        return build_runner(cfg, self.options, [ValLossHook()] if self.options.val_loss else [], datasets=datasets)
 
 
 @contextmanager
