@@ -5,6 +5,7 @@ Releases of torch may lack a part: the docstring states the behaviour without it
 
 import importlib.util
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -127,6 +128,7 @@ def unpickler_of_weights(stand_ins: Mapping[str, Any]) -> ModuleType:
     unpickler: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(unpickler)
     unpickler._get_user_allowed_globals = lambda: stand_ins
+    unpickler.RuntimeError = pickle.UnpicklingError  # what torch 2.4 raises for a refused file, and later ones do not
     return unpickler  # type: ignore[no-any-return]
 
 
@@ -139,6 +141,9 @@ def allows_tf32() -> bool:
     matmul = torch.backends.cuda.matmul
     return matmul.fp32_precision == 'tf32' if hasattr(matmul, 'fp32_precision') else bool(matmul.allow_tf32)
 
+
+# Tracers that record operators of the library. Before torch 2.6 they cannot trace the search for a plan.
+GRAPH_TRACERS = ('torch.compile', 'torch.export') if hasattr(torch.compiler, 'set_stance') else ()
 
 # Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)

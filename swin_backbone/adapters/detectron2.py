@@ -35,7 +35,7 @@ class D2SwinBackbone(SwinBackbone, Backbone):
         super().__init__(out_indices=[STAGES[name] for name in names], **arguments)
         self._out_features = names
         self.init_weights()
-        self.register_load_state_dict_pre_hook(take_any_origin)  # type: ignore[no-untyped-call]  # of torch
+        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)  # type: ignore[no-untyped-call]  # of torch
 
     def forward(self, x_BCHW: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         """Return maps by name, of images of any size."""

@@ -46,7 +46,7 @@ class LoraSwinBackbone(SwinBackbone):
         before = {name: weight.clone() for name, weight in self.state_dict().items() if not weight.is_meta}
         inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
         self.register_state_dict_post_hook(_to_plain_names)  # type: ignore[no-untyped-call]  # of torch
-        self.register_load_state_dict_pre_hook(_from_plain_names)  # type: ignore[no-untyped-call]
+        self._register_load_state_dict_pre_hook(_from_plain_names, with_module=True)  # type: ignore[no-untyped-call]
         after = self.state_dict()
         if not all(torch.equal(after[name], weight) for name, weight in before.items() if name in after):
             allowed = (

@@ -79,7 +79,7 @@ class TimmSwin(nn.Module):
         self.num_classes = num_classes
         self.drop_rate = drop_rate
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate)
-        self.register_load_state_dict_pre_hook(take_any_origin)  # type: ignore[no-untyped-call]  # of torch
+        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)  # type: ignore[no-untyped-call]  # of torch
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
         """Return the last map, normalised: (B, C, H, W)."""
@@ -170,7 +170,7 @@ class SwinFeatures(FeatureGetterNet):
 
     def __init__(self, model: TimmSwin, **arguments: Any):
         super().__init__(model, **arguments)
-        self.register_load_state_dict_pre_hook(take_any_origin)
+        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """See `TimmSwin`."""

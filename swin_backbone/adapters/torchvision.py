@@ -46,5 +46,5 @@ def backbone_with_fpn(
     """
     body = family(arch=arch, **arguments)
     body.init_weights()
-    body.register_load_state_dict_pre_hook(take_any_origin)
+    body._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
     return SwinWithFPN(body, out_channels, extra_blocks)

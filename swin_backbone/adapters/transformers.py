@@ -65,7 +65,7 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
         stages = [index - 1 for index in config.out_indices]
         self.backbone = FAMILIES[config.family](arch=config.arch, out_indices=stages, **(config.arguments or {}))
         self.num_features = [self.backbone.num_features[0], *self.backbone.num_features]
-        self.register_load_state_dict_pre_hook(take_any_origin)
+        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
         self.post_init()
 
     @property

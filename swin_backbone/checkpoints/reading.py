@@ -237,7 +237,12 @@ for _core in ('numpy.core', 'numpy._core'):  # numpy 1 and 2
     STAND_INS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.numbers(data).reshape(
         shape, order=order
     )
-_PLAIN = {'collections.OrderedDict': OrderedDict, '_codecs.encode': lambda text, _: text.encode('latin1')}
+_PLAIN = {  # the unpickler of torch 2.4 lacks the last three
+    'collections.OrderedDict': OrderedDict,
+    'builtins.complex': complex,
+    'builtins.set': set,
+    '_codecs.encode': lambda text, _: text.encode('latin1'),
+}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -259,7 +264,7 @@ def _only_weights() -> dict[str, Any]:
     """
     if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '').lower() in ('1', 'y', 'yes', 'true'):
         return dict(weights_only=True)
-    return dict(weights_only=False, pickle_module=unpickler_of_weights(STAND_INS))
+    return dict(weights_only=False, pickle_module=unpickler_of_weights({**_PLAIN, **STAND_INS}))
 
 
 def _replace_stand_ins(value: Any, replaced: dict[int, tuple[Any, Any]]) -> Any:

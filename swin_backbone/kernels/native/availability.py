@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ...compat import changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
+from ...compat import GRAPH_TRACERS, changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
 from ...modes import is_plain_or_fake, needs_torch_op, tracer_of
 from ...replace import Reason, is_library_disabled
 from . import memory
@@ -34,7 +34,7 @@ def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)
     tracer = tracer_of(x)
     if x.device.type != 'cpu':
         return f'The compiled library is for CPUs, not {x.device.type}.'
-    if tracer not in (None, 'torch.compile', 'torch.export') or (tracer and _is_onnx_export()):
+    if tracer not in (None, *GRAPH_TRACERS) or (tracer and _is_onnx_export()):
         return f'{tracer} cannot record the compiled library.'
     is_autocast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
     if x.dtype not in dtypes and not is_autocast:
