@@ -1,20 +1,15 @@
 """The lowest scores of objects: a number, or a number for each class, as a report finds them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_number, refusal
 from ...outputs import REPORT_JSON
-
-if TYPE_CHECKING:
-    from .predictor import Predictor
 
 ScoreThr = Union[float, dict[str, float]]  # a dict has the names of classes
 SCORE_THR = 0.3
@@ -50,8 +45,11 @@ def _check_threshold(name: str, value: Any) -> float:
     return check_number(name, value, 'a number from 0 to 1, or a report.json', lambda number: 0 <= number <= 1)
 
 
-def choose_score_thr(predictor: Predictor, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
+def choose_score_thr(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
     """Return thresholds for the predictions of a model; for None those of the predictor.
+
+    Args:
+        predictor: a `Predictor`, whose file imports this one.
 
     Raises:
         ValueError: see `read_score_thr`; also for thresholds of other classes than a detector's.
