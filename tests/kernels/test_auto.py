@@ -88,14 +88,14 @@ def method(model, n):
 def bias_method(model, n):
     attention = getattr(getattr(block(model, n), 'attn', None), 'w_msa', None)
     if attention is not None:
-        make_position_bias = attention.make_position_bias
-        attention.make_position_bias = lambda size: 2 * make_position_bias(size)
+        position_bias = attention.position_bias
+        attention.position_bias = lambda size: 2 * position_bias(size)
 
 
 def windows_method(model, n):
     one = block(model, n)
-    find_windows = one.find_windows
-    one.find_windows = lambda x: find_windows(x)._replace(mask_padding=True)
+    find_windows = one.windows
+    one.windows = lambda x: find_windows(x)._replace(mask_padding=True)
 
 
 def subclass(model, n):

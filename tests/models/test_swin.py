@@ -159,7 +159,7 @@ def test_init_weights_follows_the_paper():
 def test_forwards_take_keywords(backend):
     model, image = SwinBackbone(arch='nano', backend=backend).eval(), torch.randn(1, 3, 40, 44)
     stage, x_BHWC = model.stages[0], model.patch_embed(image)
-    windows = stage.blocks[0].find_windows(x_BHWC)
+    windows = stage.blocks[0].windows(x_BHWC)
     attention = stage.blocks[0].attn.w_msa
     for function, arguments in (
         (model.patch_embed, dict(image_BCHW=image)),

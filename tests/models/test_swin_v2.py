@@ -58,7 +58,7 @@ def test_all_windows_have_equal_bias_at_equal_offsets(window):
     target = nano(window_size=window, pretrained_window_sizes=(12,) * 4)
     target.load_state_dict(source.state_dict(), strict=True)
     msa = [backbone.stages[0].blocks[0].attn.w_msa for backbone in (source, target)]
-    small, large = (m.make_position_bias(m.window_size).view(2, *m.window_size, *m.window_size) for m in msa)
+    small, large = (m.position_bias(m.window_size).view(2, *m.window_size, *m.window_size) for m in msa)
     torch.testing.assert_close(large[:, :12, :12, :12, :12], small)
 
 

@@ -143,11 +143,11 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
         tensors[name] = parameters[attribute] if attribute in parameters else getattr(module, attribute, None)
     if any(tensors[name] is None or not tensors[name].dim() for name in (REQUIRED_V2 if is_v2 else REQUIRED_V1)):
         return f'{type(block).__name__} lacks a weight that it was built with.'
-    windows, attention, drop_path = block.find_windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
+    windows, attention, drop_path = block.windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
     if windows.pad_before != (0, 0):
         return 'The compiled library pads at right and bottom alone.'
     if windows[:2] != x_BHWC.shape[1:3]:
-        return 'find_windows returned windows of another map.'
+        return 'The method windows of the block returned windows of another map.'
     C = x_BHWC.shape[3]
     if is_v2:
         bias_window = attention.pretrained_window or windows.window_size

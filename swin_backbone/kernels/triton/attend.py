@@ -33,7 +33,7 @@ def run_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     is_padded = torch.compiler.is_compiling() or H % Wh or W % Ww
     padding_3C = _project_padding(attention, x_BHWC) if is_padded else qkv_T3C.new_zeros(qkv_T3C.shape[1])
     sizes = B, H, W, [Wh, Ww], list(windows.shift), windows.mask_padding
-    bias_hNN = attention.make_position_bias(windows.window_size)
+    bias_hNN = attention.position_bias(windows.window_size)
     y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *sizes, attention.scale)[0]
     return attention.proj_drop(attention.proj(y_TC.view(B, H, W, y_TC.shape[-1])))
 

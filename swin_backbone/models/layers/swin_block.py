@@ -30,7 +30,7 @@ Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_WI
 class BaseAttention(nn.Module):
     """Multi-head self-attention inside windows.
 
-    Subclasses have `make_position_bias`, `project`, `scale`, `attn_drop_rate`, `proj` and `proj_drop`.
+    Subclasses have `position_bias`, `project`, `scale`, `attn_drop_rate`, `proj` and `proj_drop`.
     """
 
     backend = 'auto'
@@ -41,7 +41,7 @@ class BaseAttention(nn.Module):
 
         Padding is zeros: its query, key and value are the biases of `project`.
         """
-        B, bias_hNN = x_BHWC.shape[0], self.make_position_bias(windows.window_size)
+        B, bias_hNN = x_BHWC.shape[0], self.position_bias(windows.window_size)
         qkv_LN3C = self.project(windows.partition(x_BHWC))
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias_LhNN = bias_hNN.to(q.dtype)[None]
@@ -125,7 +125,7 @@ class WindowAttention(BaseAttention):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def make_position_bias(self, window_size: Size) -> Tensor:
+    def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows no larger than the table's."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
@@ -187,7 +187,7 @@ class BaseBlock(nn.Module):
         super().__init__()
         self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
 
-    def find_windows(self, x_BHWC: Tensor) -> Windows:
+    def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
         (Wh, Ww), (down, right) = self.window_size, self.shift  # may be lists, which are not hashable
@@ -241,6 +241,6 @@ class SwinBlock(BaseBlock):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the block on a batch of maps (B, H, W, C); the output has the input's shape."""
-        x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), self.find_windows(x_BHWC)))
+        x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), self.windows(x_BHWC)))
         x_BHWC = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
         return x_BHWC

@@ -52,7 +52,7 @@ class SwinMLPBlock(BaseBlock):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the block on a batch of maps (B, H, W, C); the output has the input's shape."""
-        windows = self.find_windows(x_BHWC)
+        windows = self.windows(x_BHWC)
         x_LNC = windows.partition(self.norm1(x_BHWC))
         x_BHWC = x_BHWC + self.drop_path(windows.reverse(self.mix_places(x_LNC), x_BHWC.shape[0]))
         x_BHWC = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
@@ -65,9 +65,9 @@ class SwinMLPBlock(BaseBlock):
         y_LMd: Tensor = self.spatial_mlp(heads_LMd)
         return y_LMd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
 
-    def find_windows(self, x_BHWC: Tensor) -> Windows:
+    def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps. A shift pads the maps, and does not roll them."""
-        windows, (Wh, Ww) = super().find_windows(x_BHWC), self.window_size
+        windows, (Wh, Ww) = super().windows(x_BHWC), self.window_size
         down, right = windows.shift
         pad_before = Wh - down if down else 0, Ww - right if right else 0
         return windows._replace(window_size=(Wh, Ww), shift=(0, 0), pad_before=pad_before)

@@ -62,7 +62,7 @@ class WindowAttentionV2(BaseAttention):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def make_position_bias(self, window_size: Size) -> Tensor:
+    def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
 
         The MLP computes in at least float32, also under autocast: half precision gives many offsets an equal bias.
@@ -140,7 +140,7 @@ class SwinV2Block(BaseBlock):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the block on a batch of maps (B, H, W, C); the output has the input's shape."""
-        x_BHWC = x_BHWC + self.drop_path(self.norm1(self.attn(x_BHWC, self.find_windows(x_BHWC))))
+        x_BHWC = x_BHWC + self.drop_path(self.norm1(self.attn(x_BHWC, self.windows(x_BHWC))))
         x_BHWC = x_BHWC + self.drop_path(self.norm2(self.ffn(x_BHWC)))
         return x_BHWC if self.norm3 is None else self.norm3(x_BHWC)
 

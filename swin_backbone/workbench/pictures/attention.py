@@ -133,7 +133,7 @@ def _record(
     """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""
     x_BHWC, windows = inputs
     windows = windows if shift else windows._replace(shift=(0, 0))
-    bias_hNN, qkv_LN3C = attention.make_position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
+    bias_hNN, qkv_LN3C = attention.position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
     q, k, _ = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
     bias_LhNN, allowed_G1NN = bias_hNN.to(q.dtype)[None], windows.make_mask(q.device)
     if allowed_G1NN is not None:

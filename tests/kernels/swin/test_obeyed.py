@@ -207,7 +207,7 @@ PATCHES = [
     (nn.GELU, 'forward', lambda self, x: x.sin()),
     (PatchEmbed, 'forward', lambda self, x: self.projection(x).permute(0, 2, 3, 1).sin()),
     (SwinBlock, 'forward', lambda self, x: x.sin()),
-    (SwinBlock, 'find_windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
+    (SwinBlock, 'windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
     (WindowAttention, 'forward', lambda self, x, *_: x.cos()),
     (WindowAttention, 'project', lambda self, x: 2 * self.qkv(x)),
     (nn.LayerNorm, 'forward', lambda self, x: x.sin()),
@@ -232,7 +232,7 @@ def test_a_patch_of_a_class(kind, name, method, is_warm, monkeypatch):
 def test_a_patch_of_the_attention_of_v2(monkeypatch):
     model = make(SwinV2Backbone)
     maps(model, 'auto')
-    monkeypatch.setattr(WindowAttentionV2, 'make_position_bias', lambda self, *args: torch.zeros(2, 9, 9))
+    monkeypatch.setattr(WindowAttentionV2, 'position_bias', lambda self, *args: torch.zeros(2, 9, 9))
     for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
 
@@ -250,8 +250,8 @@ def test_a_class_of_a_user_is_read_at_each_call():
     shifts = itertools.cycle([(0, 0), (1, 1), (2, 0)])
 
     class Jittered(SwinBlock):
-        def find_windows(self, x_BHWC):
-            return super().find_windows(x_BHWC)._replace(shift=next(shifts))
+        def windows(self, x_BHWC):
+            return super().windows(x_BHWC)._replace(shift=next(shifts))
 
     model = make(SwinBackbone)
     model.stages[0].blocks[1].__class__ = Jittered

@@ -209,7 +209,7 @@ def test_bias_tables_of_both_versions_before_and_after():
     own = BACKBONES[1].stages[1].blocks[0].attn.w_msa
     for table_Rh, (Wh, Ww) in tables:
         own.pretrained_window = (4, 4)
-        bias_hNN = own.make_position_bias((Wh, Ww))
+        bias_hNN = own.position_bias((Wh, Ww))
         # The first and the last place of a window have the largest offset.
         torch.testing.assert_close(bias_hNN[:, -1, 0], table_Rh[-1])
         torch.testing.assert_close(bias_hNN[:, 0, 1], table_Rh[(Wh - 1) * (2 * Ww - 1) + Ww - 2])
