@@ -94,8 +94,7 @@ def _end_on_signals() -> list[int]:
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)  # else ignored, as SIGHUP by nohup
             if name == 'SIGTERM' and hasattr(os, 'register_at_fork'):  # not on Windows
-                # multiprocessing ends a worker by SIGTERM while the worker waits for a lock. Python may run no handler
-                # then, and the parent would wait without end.
+                # A pool ends its workers by SIGTERM. Python may run no handler in a worker that waits for a lock.
                 os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     return received
 

@@ -58,4 +58,4 @@ def test_the_way_of_a_training_is_short(tmp_path, monkeypatch):
         called = called_by('tools/train.py', DETECTION, '--data', root, *words)
         sizes.append(size_of(called))
     assert all(size <= largest for size, largest in zip(sizes[2], (155, 2000, 45))), sizes
-    assert all(size <= largest for size, largest in zip(sizes[1], (200, 2800, 50))), sizes  # 3,000 lines are the aim
+    assert all(size <= largest for size, largest in zip(sizes[1], (200, 2750, 50))), sizes
