@@ -237,10 +237,11 @@ for _core in ('numpy.core', 'numpy._core'):  # numpy 1 and 2
     STAND_INS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.numbers(data).reshape(
         shape, order=order
     )
-_PLAIN = {  # the unpickler of torch 2.4 lacks the last three
+_PLAIN = {  # the unpickler of torch 2.4 lacks the last four
     'collections.OrderedDict': OrderedDict,
     'builtins.complex': complex,
     'builtins.set': set,
+    'builtins.bytearray': bytearray,
     '_codecs.encode': lambda text, _: text.encode('latin1'),
 }
 

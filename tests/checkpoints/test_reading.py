@@ -103,7 +103,7 @@ def everything():
     return {
         'state_dict': torch.nn.BatchNorm2d(2).state_dict(),
         'numbers': [0, -(2**40), 2**100, 1.5, float('inf'), 1 + 2j, True, None],
-        'strings': ('', 'Straße', '漢字', b'bytes\xff'),
+        'strings': ('', 'Straße', '漢字', b'bytes\xff', bytearray(b'\xff')),
         'milestones': Counter([8, 11, 11]),
         'sets': [{1, 'a', (2, 'b')}, set()],
         'nested': {1: {'a': [[], [{}], ()]}, (1, 'x'): OrderedDict(b=1)},
