@@ -37,6 +37,12 @@ def fit_any_origin(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[
     return fitted, report
 
 
+def accept_any_origin(module: nn.Module) -> None:
+    """Let `load_state_dict` of a module that contains a backbone take weights of any origin: see `take_any_origin`."""
+    # The public method of torch is newer than torch 2.4.
+    module._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
+
+
 def take_any_origin(
     module: nn.Module,
     state_dict: dict[str, Tensor],

@@ -14,7 +14,7 @@ from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 from torch import Tensor
 
 from ..models import SwinBackbone
-from .any_origin import take_any_origin
+from .any_origin import accept_any_origin
 
 STAGES = {'res2': 0, 'res3': 1, 'res4': 2, 'res5': 3}  # the stage of each output of detectron2
 
@@ -35,7 +35,7 @@ class D2SwinBackbone(SwinBackbone, Backbone):
         super().__init__(out_indices=[STAGES[name] for name in names], **arguments)
         self._out_features = names
         self.init_weights()
-        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)  # type: ignore[no-untyped-call]  # of torch
+        accept_any_origin(self)
 
     def forward(self, x_BCHW: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         """Return maps by name, of images of any size."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, WEIGHT_URLS, Arch
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from .any_origin import fit_any_origin, take_any_origin
+from .any_origin import accept_any_origin, fit_any_origin
 
 TIMM_FAMILIES: dict[str, tuple[Any, dict[str, Arch]]] = {
     'swin_backbone': (SwinBackbone, ARCHS),
@@ -79,7 +79,7 @@ class TimmSwin(nn.Module):
         self.num_classes = num_classes
         self.drop_rate = drop_rate
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate)
-        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)  # type: ignore[no-untyped-call]  # of torch
+        accept_any_origin(self)
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
         """Return the last map, normalised: (B, C, H, W)."""
@@ -170,7 +170,7 @@ class SwinFeatures(FeatureGetterNet):
 
     def __init__(self, model: TimmSwin, **arguments: Any):
         super().__init__(model, **arguments)
-        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
+        accept_any_origin(self)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """See `TimmSwin`."""

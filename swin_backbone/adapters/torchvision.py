@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, FeaturePyramidNetwork, LastLevelMaxPool
 
 from ..models import SwinBackbone
-from .any_origin import take_any_origin
+from .any_origin import accept_any_origin
 
 
 class SwinWithFPN(nn.Module):
@@ -46,5 +46,5 @@ def backbone_with_fpn(
     """
     body = family(arch=arch, **arguments)
     body.init_weights()
-    body._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
+    accept_any_origin(body)
     return SwinWithFPN(body, out_channels, extra_blocks)

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BackboneOutput
 
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from ..models.layers.swin_v2_block import SwinV2Block
-from .any_origin import take_any_origin
+from .any_origin import accept_any_origin
 
 FAMILIES: dict[str, Any] = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
 
@@ -65,7 +65,7 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
         stages = [index - 1 for index in config.out_indices]
         self.backbone = FAMILIES[config.family](arch=config.arch, out_indices=stages, **(config.arguments or {}))
         self.num_features = [self.backbone.num_features[0], *self.backbone.num_features]
-        self._register_load_state_dict_pre_hook(take_any_origin, with_module=True)
+        accept_any_origin(self)
         self.post_init()
 
     @property
