@@ -49,20 +49,21 @@ class Windows(NamedTuple):
         has_symbols = torch.compiler.is_dynamo_compiling() or not isinstance(T, int)
         if has_symbols or rows * columns * Wh * Ww > T:
             tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))  # token T: zeros, for padding
-        token_at = find_tokens(self, x_BHWC.device)
+        token_at = token_at_places(self, x_BHWC.device)
         return tokens_BTC.index_select(1, token_at).view(B * rows * columns, Wh * Ww, C)
 
     def reverse(self, y_LNC: Tensor, batch: int) -> Tensor:
         """Put the tokens of windows back on their maps: (B, H, W, C)."""
         (rows, columns), (Wh, Ww), C = self.count_windows(), self.window_size, y_LNC.shape[-1]
-        place_of = find_places(self, y_LNC.device)
+        place_of = place_of_tokens(self, y_LNC.device)
         tokens_BTC = y_LNC.reshape(batch, rows * columns * Wh * Ww, C).index_select(1, place_of)
         return tokens_BTC.view(batch, self.height, self.width, C)
 
     def make_mask(self, device: torch.device) -> Optional[Tensor]:
-        """Return where attention is allowed, (G, 1, N, N), or None if it is everywhere.
+        """Return where attention is masked, (G, 1, N, N), or None if it is nowhere.
 
-        Places attend to each other inside a region, see `find_regions`.
+        True where query and key are in different regions. A region of the map is a pair of regions of its axes, see
+        `find_regions`.
         """
         if not (any(self.shift) or self.mask_padding):
             return None
@@ -70,7 +71,7 @@ class Windows(NamedTuple):
         row_regions, column_regions = self.find_regions(0, device), self.find_regions(1, device)
         region = row_regions[:, None, :, None] * NUM_REGIONS + column_regions[None, :, None, :]
         region_GN = region.view(rows * columns, Wh * Ww)
-        return (region_GN[:, :, None] == region_GN[:, None])[:, None]
+        return (region_GN[:, :, None] != region_GN[:, None])[:, None]
 
     def count_windows(self) -> Size:
         """Return the rows and columns of windows of a map."""
@@ -94,12 +95,12 @@ class Windows(NamedTuple):
 # Windows of a shifted map that mix tokens of opposite edges, as indices of windows (B, rows, columns): last row, last
 # column, corner. Without `mask_padding` no other window needs a mask.
 _ALL, _LAST, _OTHERS = slice(None), slice(-1, None), slice(-1)
-EDGE_WINDOWS = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LAST)
+EDGE_SLICES = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LAST)
 
 
 @cached_table
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return where attention is masked, for each entry of `EDGE_WINDOWS`: (3, N, N).
+    """Return where attention is masked, for each entry of `EDGE_SLICES`: (3, N, N).
 
     True where query and key are in different regions.
     """
@@ -110,7 +111,7 @@ def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
 
 
 @cached_table
-def find_tokens(windows: Windows, device: torch.device) -> Tensor:
+def token_at_places(windows: Windows, device: torch.device) -> Tensor:
     """Return the index of the token at each place of one image, from 0 to T - 1, or T at padding: (G * N,)."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.count_windows(), windows.window_size, windows.pad_before
@@ -123,8 +124,8 @@ def find_tokens(windows: Windows, device: torch.device) -> Tensor:
 
 
 @cached_table
-def find_places(windows: Windows, device: torch.device) -> Tensor:
-    """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
+def place_of_tokens(windows: Windows, device: torch.device) -> Tensor:
+    """Return the place of each token in the windows of one image: (T,). The inverse of `token_at_places`."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.count_windows(), windows.window_size, windows.pad_before
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)

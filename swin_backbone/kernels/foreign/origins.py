@@ -61,15 +61,15 @@ def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Win
         return windows
     if given_GNN is None or needs_torch_op():  # a graph cannot compare masks
         return None
-    return windows if torch.equal(given_GNN == 0, allowed_places(windows)) else None
+    return windows if torch.equal(given_GNN != 0, masked_places(windows)) else None
 
 
 @cached_table
-def allowed_places(windows: Windows) -> Tensor:
-    """Return where attention is allowed in shifted windows, (G, N, N), on the CPU."""
-    allowed_G1NN: Any = windows.make_mask(torch.device('cpu'))
-    allowed_GNN: Tensor = allowed_G1NN[:, 0]
-    return allowed_GNN
+def masked_places(windows: Windows) -> Tensor:
+    """Return where attention is masked in shifted windows, (G, N, N), on the CPU."""
+    masked_G1NN: Any = windows.make_mask(torch.device('cpu'))
+    masked_GNN: Tensor = masked_G1NN[:, 0]
+    return masked_GNN
 
 
 def _read_timm(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:

@@ -17,7 +17,7 @@ from ..native.availability import find_unsupported
 from ..native.memory import Unsupported, require_address
 from .calls import CallArgs, list_arguments
 from .foreign_layers import ACCELERATED, LayerRecord, list_rates, run_embedding, try_native
-from .origins import allowed_places, read_windows
+from .origins import masked_places, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
@@ -94,7 +94,7 @@ def _make_example(module: Any, record: LayerRecord, generator: torch.Generator) 
         module.H, module.W = size
         windows = read_windows(module, {}, size)
         is_shifted = any(windows.shift)
-        call_args['mask_matrix'] = torch.where(allowed_places(windows), 0.0, -100.0) if is_shifted else None
+        call_args['mask_matrix'] = torch.where(masked_places(windows), -100.0, 0.0) if is_shifted else None
     shape = size if is_map else (math.prod(size),)
     return [_draw((2, *shape, record.channels), generator), *(call_args[name] for name in names[1:])]
 

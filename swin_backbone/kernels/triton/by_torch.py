@@ -63,7 +63,7 @@ def _prepare(
     is_token_LN1 = flagged_LNC[..., :1] > 0
     qkv_LN3C = torch.where(is_token_LN1, flagged_LNC[..., 1:], padding_3C)
     q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    logits_LhNN, allowed_G1NN = (q * scale) @ k.transpose(-2, -1) + bias_hNN, windows.make_mask(q.device)
-    if allowed_G1NN is not None:
-        logits_LhNN = logits_LhNN.masked_fill(~allowed_G1NN.repeat(batch, 1, 1, 1), -torch.inf)
+    logits_LhNN, masked_G1NN = (q * scale) @ k.transpose(-2, -1) + bias_hNN, windows.make_mask(q.device)
+    if masked_G1NN is not None:
+        logits_LhNN = logits_LhNN.masked_fill(masked_G1NN.repeat(batch, 1, 1, 1), -torch.inf)
     return windows, q, k, v, logits_LhNN, is_token_LN1

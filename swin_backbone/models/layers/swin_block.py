@@ -19,12 +19,12 @@ from ...modes import tracer_of
 from ...positions import relative_position_bias
 from ...replace import replaceable
 from ...sizes import Size
-from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
+from ..windows import EDGE_SLICES, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 
 # Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention
 MATMUL_ATTENTION_DEVICES = {'cpu'}
-Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_WINDOWS`, its mask (N, N))
+Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_SLICES`, its mask (N, N))
 
 
 class BaseAttention(nn.Module):
@@ -48,11 +48,11 @@ class BaseAttention(nn.Module):
         is_traced = tracer_of(x_BHWC) is not None
         edges: Edges = []
         if windows.mask_padding or is_traced:  # a graph cannot slice by the number of windows: all get a mask
-            allowed_G1NN = windows.make_mask(q.device)
-            if allowed_G1NN is not None:
-                bias_LhNN = bias_LhNN.masked_fill(~allowed_G1NN, -torch.inf).repeat(B, 1, 1, 1)
+            masked_G1NN = windows.make_mask(q.device)
+            if masked_G1NN is not None:
+                bias_LhNN = bias_LhNN.masked_fill(masked_G1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
-            edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
+            edges = [*zip(EDGE_SLICES, edge_masks(windows.window_size, windows.shift, q.device))]
         grid = B, *windows.count_windows()  # of windows
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:

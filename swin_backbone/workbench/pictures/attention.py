@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...models.layers.swin_block import WindowAttention
 from ...models.layers.swin_v2_block import WindowAttentionV2
 from ...models.pyramid import SwinPyramid
-from ...models.windows import Windows, find_tokens
+from ...models.windows import Windows, token_at_places
 from ...sizes import Size
 
 
@@ -135,12 +135,12 @@ def _record(
     windows = windows if shift else windows._replace(shift=(0, 0))
     bias_hNN, qkv_LN3C = attention.position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
     q, k, _ = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    bias_LhNN, allowed_G1NN = bias_hNN.to(q.dtype)[None], windows.make_mask(q.device)
-    if allowed_G1NN is not None:
-        bias_LhNN = bias_LhNN.masked_fill(~allowed_G1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    bias_LhNN, masked_G1NN = bias_hNN.to(q.dtype)[None], windows.make_mask(q.device)
+    if masked_G1NN is not None:
+        bias_LhNN = bias_LhNN.masked_fill(masked_G1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
     weights_LhNN = torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
     batch, size = x_BHWC.shape[0], (windows.height, windows.width)
-    token_at_P, tokens = find_tokens(windows, x_BHWC.device), size[0] * size[1]
+    token_at_P, tokens = token_at_places(windows, x_BHWC.device), size[0] * size[1]
     first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * tokens
     token_at_LN = torch.where(token_at_P < tokens, token_at_P + first_B1, -1).view(len(weights_LhNN), -1)
     window = windows.window_size

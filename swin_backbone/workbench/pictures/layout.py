@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...models.windows import Windows, find_tokens
+from ...models.windows import Windows, token_at_places
 from ...sizes import Size
 
 PADDING = -1
@@ -78,7 +78,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
     (rows, columns), (Wh, Ww) = windows.count_windows(), window_size
-    token_at = find_tokens(windows, cpu)
+    token_at = token_at_places(windows, cpu)
     token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
     token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()
     number_RC = np.arange(rows * columns).reshape(rows, columns)

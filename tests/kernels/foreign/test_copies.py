@@ -148,7 +148,7 @@ class FixedMerging(Merging):
 
 
 def mask_of(size, masked=-100.0):
-    return torch.where(Windows(*size, (WINDOW, WINDOW), (2, 2)).make_mask(torch.device('cpu'))[:, 0], 0.0, masked)
+    return torch.where(Windows(*size, (WINDOW, WINDOW), (2, 2)).make_mask(torch.device('cpu'))[:, 0], masked, 0.0)
 
 
 class Stage(nn.Module):
