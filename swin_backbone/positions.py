@@ -1,6 +1,7 @@
 """The relative position bias of a window, and resized position embeddings and bias tables.
 
-Layout: T tokens, C channels, R offsets between places of a window, N places of a window, h heads.
+Layout: T tokens, C channels, R offsets between places of a window, N places of a window, h heads, Y X rows and columns
+of a table of offsets, y x of a window.
 """
 
 import math

@@ -3,8 +3,8 @@
 Attention in windows (W-MSA) or in shifted windows (SW-MSA), then an MLP. Each has a norm before it and a shortcut
 around it. Parameter names are mmdet's.
 
-Layout: B batch, H W height and width of a map, C channels, L windows of all images, N places of a window, h heads,
-d channels of a head.
+Layout: B batch, H W height and width of a map, C channels, L windows of all images (1 in a bias that all share), G
+windows of one image, N places of a window, h heads, d channels of a head.
 """
 
 from collections import OrderedDict
@@ -22,21 +22,31 @@ from ...sizes import Size
 from ..windows import EDGE_SLICES, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 
-# Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention
+# Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention. A graph has them
+# on every device: exporters know these operators, and a graph cannot record the flag that `_attend_fused` sets.
 MATMUL_ATTENTION_DEVICES = {'cpu'}
 Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_SLICES`, its mask (N, N))
 
 
 class BaseAttention(nn.Module):
-    """Multi-head self-attention inside windows.
-
-    Subclasses have `position_bias`, `project`, `scale`, `attn_drop_rate`, `proj` and `proj_drop`.
-    """
+    """Multi-head self-attention inside windows. Subclasses set the attributes, and define both methods."""
 
     backend = 'auto'
+    scale: float  # of q k^T
+    attn_drop_rate: float
+    proj: nn.Linear
+    proj_drop: nn.Dropout
+
+    def position_bias(self, window_size: Size) -> Tensor:
+        """Return the relative position bias (h, N, N) of windows."""
+        raise NotImplementedError
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Return query, key and value of tokens, concatenated: (..., 3C)."""
+        raise NotImplementedError
 
     @replaceable
-    def forward(self: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
+    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Return softmax(scale q k^T + bias) v inside each window (equation 4), projected: (B, H, W, C).
 
         Padding is zeros: its query, key and value are the biases of `project`.
@@ -53,18 +63,18 @@ class BaseAttention(nn.Module):
                 bias_LhNN = bias_LhNN.masked_fill(masked_G1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
             edges = [*zip(EDGE_SLICES, edge_masks(windows.window_size, windows.shift, q.device))]
-        grid = B, *windows.count_windows()  # of windows
+        window_grid = B, *windows.count_windows()
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
-            for edge, masked_NN in edges:
+            for index, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.
-                logits_LhNN.detach().unflatten(0, grid)[edge].masked_fill_(masked_NN, -torch.inf)
+                logits_LhNN.detach().unflatten(0, window_grid)[index].masked_fill_(masked_NN, -torch.inf)
             # The dtype is given, because autocast would choose float32. Sums of a softmax are in float32 in any dtype.
             probs_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
             y_LNC = (F.dropout(probs_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
         else:
-            y_LNC = _attend_fused((q, k, v), bias_LhNN, self.scale, dropout, edges, grid)
+            y_LNC = _attend_fused((q, k, v), bias_LhNN, self.scale, dropout, edges, window_grid)
         return self.proj_drop(self.proj(windows.reverse(y_LNC, B)))
 
 
@@ -74,7 +84,7 @@ def _attend_fused(
     scale: float,
     dropout: float,
     edges: Edges,
-    grid: tuple[int, int, int],
+    window_grid: tuple[int, int, int],
 ) -> Tensor:
     """Return the attended tokens (L, N, C) of all windows without a mask, and of those in `edges` with their mask."""
 
@@ -83,9 +93,9 @@ def _attend_fused(
             return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale).transpose(1, 2)
 
     y_LNhd = attend(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
-    for edge, masked_NN in edges:
-        qkv_edge = [x.unflatten(0, grid)[edge].flatten(0, 2) for x in qkv]
-        y_edge = y_LNhd.unflatten(0, grid)[edge]
+    for index, masked_NN in edges:
+        qkv_edge = [x.unflatten(0, window_grid)[index].flatten(0, 2) for x in qkv]
+        y_edge = y_LNhd.unflatten(0, window_grid)[index]
         y_edge.copy_(attend(bias_LhNN.masked_fill(masked_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
     return y_LNhd.flatten(2)
 
@@ -135,7 +145,7 @@ class WindowAttention(BaseAttention):
 
 
 class ShiftedWindowAttention(nn.Module):
-    """Holds window attention, for mmdet's prefix of its parameters, `attn.w_msa`. The shift is in `windows`."""
+    """A holder of window attention: mmdet names the parameters `attn.w_msa.*`. `windows` has the shift."""
 
     def __init__(self, w_msa: nn.Module):
         super().__init__()
@@ -170,8 +180,8 @@ class DropPath(nn.Module):
             return x
         keep_prob = 1 - self.drop_prob
         shape = x.shape[0], *(1,) * (x.ndim - 1)
-        kept = (torch.rand(shape, dtype=x.dtype, device=x.device) + keep_prob).floor()  # 1 or 0 for each sample
-        return x / keep_prob * kept
+        is_kept = (torch.rand(shape, dtype=x.dtype, device=x.device) + keep_prob).floor()  # 1 or 0 for each sample
+        return x / keep_prob * is_kept
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob}'

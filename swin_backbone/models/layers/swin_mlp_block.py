@@ -66,7 +66,10 @@ class SwinMLPBlock(BaseBlock):
         return y_LMd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
 
     def windows(self, x_BHWC: Tensor) -> Windows:
-        """Return the windows of the maps. A shift pads the maps, and does not roll them."""
+        """Return the windows of the maps. A shift pads the maps, and does not roll them.
+
+        Of a shrunk window only the missing shift counts: the weights fit one window.
+        """
         windows, (Wh, Ww) = super().windows(x_BHWC), self.window_size
         down, right = windows.shift
         pad_before = Wh - down if down else 0, Ww - right if right else 0

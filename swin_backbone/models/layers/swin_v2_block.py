@@ -2,7 +2,8 @@
 
 The block has scaled cosine attention with a continuous position bias, and norms after attention and MLP.
 
-Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
+Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads, T
+tokens, d channels of a head; 2 stands for query and key, 3 for query, key and value.
 """
 
 import math
@@ -68,15 +69,16 @@ class WindowAttentionV2(BaseAttention):
         The MLP computes in at least float32, also under autocast: half precision gives many offsets an equal bias.
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device, wide)
+        wide_dtype = _wide_dtype(self.logit_scale)
+        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device, wide_dtype)
         with without_autocast(device.type):
-            if dtype == wide:
+            if dtype == wide_dtype:
                 table_Rh = self.cpb_mlp(coordinates_R2)
             else:
                 first, activation, last = cast(Any, self.cpb_mlp)
-                hidden = activation(F.linear(coordinates_R2, first.weight.to(wide), first.bias.to(wide)))
-                table_Rh = F.linear(hidden, last.weight.to(wide))
+                first_weight, first_bias = first.weight.to(wide_dtype), first.bias.to(wide_dtype)
+                hidden = activation(F.linear(coordinates_R2, first_weight, first_bias))
+                table_Rh = F.linear(hidden, last.weight.to(wide_dtype))
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
     def project(self, tokens: Tensor) -> Tensor:
