@@ -25,6 +25,7 @@ ARCHS_V2: dict[str, Arch] = {
     'huge': Arch(352, (2, 2, 18, 2), (8, 16, 32, 64)),
     'giant': Arch(512, (2, 2, 42, 4), (16, 32, 64, 128)),
 }
+EXTRA_NORM_OF_ARCH = {'huge': 6, 'giant': 6}  # V2: every n-th block has a norm that bounds the values of wide models
 # Swin-MLP of microsoft/Swin-Transformer. The three sizes of width 96 have 24, 12 and 6 channels per head.
 ARCHS_MLP: dict[str, Arch] = {
     'nano': Arch(32, (2, 2, 2, 2), (2, 4, 8, 16)),
@@ -33,7 +34,6 @@ ARCHS_MLP: dict[str, Arch] = {
     'tiny-c6': Arch(96, (2, 2, 6, 2), (16, 32, 64, 128)),
     'base': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
 }
-EXTRA_NORM_EVERY_N_BLOCKS = {'huge': 6, 'giant': 6}  # a norm on the shortcut bounds the values of wide models
 
 _RELEASES = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
 _RELEASES_V2 = 'https://github.com/SwinTransformer/storage/releases/download/v2.0.0/'

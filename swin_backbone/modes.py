@@ -94,11 +94,11 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     lock = Lock()
 
     @wraps(build)
-    def look_up(*sizes: Any) -> Tensor:
+    def look_up(*arguments: Any) -> Tensor:
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         if is_traced or _peek_transform() is not None:
-            return build(*sizes)
-        key = fake_mode(), *sizes
+            return build(*arguments)
+        key = fake_mode(), *arguments
         # A build without CUDA has no current stream.
         is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
         with lock:
@@ -110,13 +110,13 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     tables.move_to_end(key)
                 return table
         with torch.inference_mode(False):  # backward cannot save an inference tensor
-            table = build(*sizes)
+            table = build(*arguments)
         if not is_captured:
             with lock:
                 tables[key] = table
-                size = sum(cached.nbytes for cached in tables.values())
-                while size > CACHED_BYTES and len(tables) > CACHED_TABLES:
-                    size -= tables.popitem(last=False)[1].nbytes
+                num_bytes = sum(cached.nbytes for cached in tables.values())
+                while num_bytes > CACHED_BYTES and len(tables) > CACHED_TABLES:
+                    num_bytes -= tables.popitem(last=False)[1].nbytes
         return table
 
     return look_up

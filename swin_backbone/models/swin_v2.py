@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
-from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
+from ..archs import ARCHS_V2, EXTRA_NORM_OF_ARCH
 from .arguments import Pair, WindowSize, check_pretrained_windows, check_sizes
 from .layers import SwinV2Block
 from .pyramid import SwinPyramid
@@ -66,7 +66,7 @@ class SwinV2Backbone(SwinPyramid):
         sizes = check_sizes(ARCHS_V2, arch, embed_dims, depths, num_heads, window_size)
         pretrained_windows = check_pretrained_windows(pretrained_window_sizes, len(sizes.depths))
         if extra_norm_every_n_blocks is None:
-            extra_norm_every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
+            extra_norm_every_n_blocks = EXTRA_NORM_OF_ARCH.get(arch or '', 0)
 
         def make_block(stage: int, index: int, **common: Any) -> SwinV2Block:
             return SwinV2Block(
