@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoints.adapt import LoadReport, adapt_weights
+from ..checkpoints.adapt import adapt_weights
 from ..checkpoints.recognise import swins_in
+from ..checkpoints.report import LoadReport
 
 
 def fit_any_origin(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], LoadReport]:

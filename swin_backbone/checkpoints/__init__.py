@@ -1,14 +1,15 @@
-"""Load and convert published checkpoints. Names and shapes only: nothing here knows the modules.
+"""Load and convert published checkpoints. No modules are imported; `adapt.Backbone` is what a load reads of one.
 
 A checkpoint is read (reading.py, download.py), recognised (recognise.py, by the tables of formats.py), adapted to a
-model and loaded (adapt.py, resize.py, sizes.py, lora.py), or written in another format (convert.py). state_dict.py has
-the sizes that weights do not tell.
+model and loaded (adapt.py, resize.py, lora.py; report.py), or written in another format (convert.py). damage.py refuses
+damaged weights. stored_sizes.py has the sizes that weights do not tell.
 """
 
-from .adapt import LoadReport, load_checkpoint
+from .adapt import load_checkpoint
 from .convert import FORMATS, convert_checkpoint
 from .errors import CheckpointError
 from .reading import read_checkpoint, trust_checkpoints
+from .report import LoadReport
 
 __all__ = [
     'FORMATS',

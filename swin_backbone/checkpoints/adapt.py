@@ -2,20 +2,17 @@
 
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from logging import getLogger
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Protocol, Union
 
-import torch
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..checks import list_first
 from ..sizes import Size
-from .errors import CheckpointError, naming
+from .damage import check_finite
+from .errors import CheckpointError, name_in_errors
 from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import UNTRAINED, has_adapters, merge_adapters, with_plain_names, without_adapters
 from .reading import read_checkpoint
@@ -24,20 +21,19 @@ from .recognise import (
     OUTSIDE,
     UNKNOWN,
     SwinWeights,
-    check_floating,
     ends_in_classifier,
     find_swin,
-    plain_name,
-    plain_names,
     prefix_around,
+    shorten_names,
     swins_in,
     tensors_of,
+    without_wrappers,
 )
-from .resize import adapt_input_channels, resize_embedding, resize_table, times, trained_window
-from .sizes import PROJECTION, swin_sizes
-from .state_dict import SIZES_KEY
+from .report import LoadReport
+from .resize import adapt_input_channels, format_size, resize_embedding, resize_table, window_or_target
+from .shapes import PROJECTION, swin_sizes
+from .stored_sizes import SIZES_KEY
 
-_logger = getLogger(__name__)
 CLASSIFIER_NOTE = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
     'classifiers do not shift windows, and detectors and segmentors do: '
@@ -46,90 +42,33 @@ CLASSIFIER_NOTE = (
 NO_TARGET = 'the backbone has no such weight'  # a reason to ignore a weight
 
 
-@dataclass
-class LoadReport:
-    """Names of loaded, resized, ignored and missing weights.
+class Backbone(Protocol):
+    """What a load reads of a backbone of this package."""
 
-    Attributes:
-        checkpoint: path or address.
-        origin: the format, and the prefix of the backbone's names in the checkpoint.
-        loaded: names in the model.
-        resized: names in the backbone, with the old and the new size.
-        ignored: names in the checkpoint, by reason.
-        missing: names in the model, of its backbone.
-        missing_elsewhere: names in the model, outside its backbone.
-        renamed: missing names, with an ignored name in the checkpoint of the same shape. The checkpoint may have the
-            weight under a name that is not known here.
-        other_shapes: names in the model whose weights were not loaded, with the shape in the checkpoint.
-        guesses: names in the backbone whose window or image size the checkpoint does not name: they count as the
-            rectangle of the backbone.
-        warnings: sentences, logged as warnings.
-        notes: sentences, logged once in a process.
-    """
-
-    checkpoint: str
-    origin: str = ''
-    loaded: list[str] = field(default_factory=list)
-    resized: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, list[str]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    missing_elsewhere: list[str] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)
-    other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    guesses: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        resized = ', '.join(dict.fromkeys(self.resized.values()))
-        ignored = '; '.join(f'{reason}: {list_first(names)}' for reason, names in self.ignored.items())
-        return (
-            f'Loaded {self.checkpoint} ({self.origin}): {len(self.loaded)} tensors, '
-            f'{len(self.resized)} of them resized{f" ({resized})" if resized else ""}, '
-            f'{sum(map(len, self.ignored.values()))} ignored{f" ({ignored})" if ignored else ""}, '
-            f'{len(self.missing)} missing'
-        )
-
-    def log(self) -> None:
-        """Log one line, and warnings."""
-        _logger.info(str(self))
-        warnings = [*self.warnings]
-        if self.missing:
-            warnings.append(f'Left at their initialisation: {", ".join(self.missing)}{self._other_names(self.missing)}')
-        elsewhere = [name for name in self.missing_elsewhere if name not in self.other_shapes]
-        if elsewhere:
-            names = f'{list_first(elsewhere)}{self._other_names(elsewhere)}'
-            warnings.append(f'Outside the backbone, not in the checkpoint: {names}')
-        for warning in warnings:
-            _logger.warning(warning)
-        for note in self.notes:
-            _log_once(note)
-
-    def _other_names(self, missing: list[str]) -> str:
-        names = [self.renamed[name] for name in missing if name in self.renamed]
-        return f'. Under unknown names the checkpoint has weights of these shapes: {list_first(names)}' if names else ''
+    stages: Sized
+    window_size: Sequence[Size]  # of each stage
+    small_map: str
+    pretrain_map_size: Size  # with a position embedding
+    pretrained_window_sizes: Sequence[Optional[Size]]  # of Swin V2
 
 
-@cache
-def _log_once(note: str) -> None:
-    _logger.info(note)
-
-
-class Backbone(NamedTuple):
+class Target(NamedTuple):
     """A backbone of this package inside a model."""
 
-    module: Any
+    backbone: Backbone
     family: str
 
 
-def backbones_of(model: nn.Module) -> dict[str, Backbone]:
+def backbones_of(model: nn.Module) -> dict[str, Target]:
     """Return the backbones of this package in a model, by the prefix of their names without wrappers.
 
     The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
-    modules = {plain_name(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')}
+    modules: dict[str, Any] = {
+        without_wrappers(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')
+    }
     return {
-        prefix: Backbone(modules[prefix.rstrip('.')], format.family)
+        prefix: Target(modules[prefix.rstrip('.')], format.family)
         for prefix, format in swins_in(_plain_names_of(model).values()).items()
         if format.name == 'mmdet' and prefix.rstrip('.') in modules
     }
@@ -137,7 +76,7 @@ def backbones_of(model: nn.Module) -> dict[str, Backbone]:
 
 def _plain_names_of(model: nn.Module) -> dict[str, str]:
     """Return the names of a model's weights without wrappers and adapters, by their names in the model."""
-    return plain_names(model.state_dict(), lambda name: without_adapters(plain_name(name)))
+    return shorten_names(model.state_dict(), lambda name: without_adapters(without_wrappers(name)))
 
 
 def load_checkpoint(
@@ -204,46 +143,82 @@ def adapt_weights(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
             weights are not finite.
     """
-    # Names in the model, and weights of the model, by the name without wrappers
-    names = {plain: name for name, plain in _plain_names_of(model).items()}
+    names = {plain: name for name, plain in _plain_names_of(model).items()}  # in the model, by the plain name
     state_dict = model.state_dict()
     targets = {plain: state_dict[name] for plain, name in names.items()}
-    backbones = backbones_of(model)
-    fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     report = LoadReport(checkpoint)
-    with naming(checkpoint):
+    fitted: dict[str, Tensor] = {}
+    swins: dict[str, SwinWeights] = {}  # by the prefix of a backbone in the model
+    classifier_names: dict[str, str] = {}
+    with name_in_errors(checkpoint):
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
             tensors = with_plain_names(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
-        swins = {}
-        classifier_names = {}  # of a classifier's last norm and head in the model, by the name in the checkpoint
-        for owner, (backbone, family) in backbones.items():
-            inside = {key.removeprefix(owner): value for key, value in targets.items() if key.startswith(owner)}
-            around = prefix_around(owner)
-            is_classifier = ends_in_classifier(inside, [key.removeprefix(around) for key in targets])
-            weights = find_swin(tensors, prefer=owner, prefix=prefix, keeps_norm=is_classifier, family=family)
-            swins[owner] = weights
-            _compare_sizes(weights, inside, tensors)
-            for key, value in _fit_backbone(weights, inside, backbone, report).items():
-                fitted[owner + key] = value
-            parts = {'head': f'{around}head.fc'}
-            if is_classifier:
-                parts['norm'] = f'{owner}norm{len(backbone.stages) - 1}'
-            for part, name in parts.items():
-                for key in weights.ignored.get(CLASSIFIER_REASONS[part], []):
-                    full_name = f'{name}.{key.rpartition(".")[2]}'
-                    if full_name in targets:  # otherwise the part may have an equal name in the model
-                        classifier_names[key] = full_name
-    owner, weights = [*swins.items()][-1]
+        for own_prefix, (backbone, family) in backbones_of(model).items():
+            around = prefix_around(own_prefix)
+            own_targets = {
+                key.removeprefix(own_prefix): value for key, value in targets.items() if key.startswith(own_prefix)
+            }
+            is_classifier = ends_in_classifier(own_targets, [key.removeprefix(around) for key in targets])
+            weights = find_swin(tensors, prefer=own_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
+            swins[own_prefix] = weights
+            _compare_sizes(weights, own_targets, tensors)
+            values = _fit_backbone(weights, own_targets, backbone, report)
+            fitted |= {own_prefix + key: value for key, value in values.items()}
+            last_norm = f'{own_prefix}norm{len(backbone.stages) - 1}' if is_classifier else None
+            classifier_names |= _classifier_names(weights, targets, f'{around}head.fc', last_norm)
+    own_prefix, weights = [*swins.items()][-1]
     report.origin = weights.format.title + (f', prefix {weights.prefix!r}' if weights.prefix else '')
-    model_prefix = weights.prefix.removesuffix(owner)  # of the whole model in the checkpoint, such as `model.`
+    model_prefix = weights.prefix.removesuffix(own_prefix)  # of the whole model in the checkpoint, such as `model.`
+    candidates = {**_equal_names(tensors, swins, model_prefix), **classifier_names}
+    _fit_by_name(candidates, tensors, targets, names, fitted, report)
+    for name in targets:  # peft keeps a module as it was before the training, beside the trained one
+        trained = name.replace(f'.{UNTRAINED}.', '.')
+        if name not in fitted and trained in fitted:
+            fitted[name] = fitted[trained]
+    _report_ignored(swins, candidates, fitted, report)
+    missing = {key: value for key, value in targets.items() if key not in fitted}
+    report.missing = [names[key] for key in missing if key.startswith(tuple(swins))]
+    report.missing_elsewhere = [names[key] for key in missing if not key.startswith(tuple(swins))]
+    report.renamed = _find_renamed({names[key]: value for key, value in missing.items()}, tensors, swins, report)
+    result: Any = OrderedDict((names[key], value) for key, value in fitted.items())  # torch keeps _metadata on it
+    result._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), model_prefix)
+    check_finite(model, result, checkpoint)
+    report.loaded = list(result)
+    return result, report
+
+
+def _classifier_names(
+    weights: SwinWeights, targets: Mapping[str, Tensor], head: str, last_norm: Optional[str]
+) -> dict[str, str]:
+    """Return the names of a classifier's last norm and head in the model, by their names in the checkpoint."""
+    names = {}
+    for part, module in (('head', head), ('norm', last_norm)):
+        for key in weights.ignored.get(CLASSIFIER_REASONS[part], []):
+            name = f'{module}.{key.rpartition(".")[2]}'
+            if name in targets:  # otherwise the part may have an equal name in the model
+                names[key] = name
+    return names
+
+
+def _equal_names(tensors: Mapping[str, Tensor], swins: Mapping[str, SwinWeights], model_prefix: str) -> dict[str, str]:
+    """Return names in the model by those in the checkpoint: of necks, heads, and a backbone's own, as a mask token."""
     backbone_prefixes = tuple(weights.prefix for weights in swins.values())
-    # Weights with equal names: of necks, of heads, and of a backbone's own, such as SimMIM's mask token
-    candidates = {key: key.removeprefix(model_prefix) for key in tensors if not key.startswith(backbone_prefixes)}
-    for owner, weights in swins.items():
-        own = weights.ignored.get(UNKNOWN, [])
-        candidates |= {key: owner + key.removeprefix(weights.prefix) for key in own}
-    candidates |= classifier_names
+    names = {key: key.removeprefix(model_prefix) for key in tensors if not key.startswith(backbone_prefixes)}
+    for own_prefix, weights in swins.items():
+        names |= {key: own_prefix + key.removeprefix(weights.prefix) for key in weights.ignored.get(UNKNOWN, [])}
+    return names
+
+
+def _fit_by_name(
+    candidates: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    fitted: dict[str, Tensor],
+    report: LoadReport,
+) -> None:
+    """Add the weights that the model has under a name of `candidates`, and report those of another shape."""
     for key, name in candidates.items():
         value = tensors[key]
         if name not in targets or name in fitted:
@@ -256,10 +231,12 @@ def adapt_weights(
                 f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
                 'model: it was not loaded'
             )
-    for name in targets:  # peft keeps a module as it was before the training, beside the trained one
-        trained = name.replace(f'.{UNTRAINED}.', '.')
-        if name not in fitted and trained in fitted:
-            fitted[name] = fitted[trained]
+
+
+def _report_ignored(
+    swins: Mapping[str, SwinWeights], candidates: Mapping[str, str], fitted: Mapping[str, Tensor], report: LoadReport
+) -> None:
+    """Report the ignored weights of all backbones that have not been fitted by their names."""
     for weights in swins.values():
         for reason, keys in weights.ignored.items():
             ignored = [key for key in keys if candidates.get(key) not in fitted]
@@ -267,15 +244,6 @@ def adapt_weights(
                 ignored = [key for key in ignored if key in candidates]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
-    missing = {key: value for key, value in targets.items() if key not in fitted}
-    report.missing = [names[key] for key in missing if key.startswith(tuple(swins))]
-    report.missing_elsewhere = [names[key] for key in missing if not key.startswith(tuple(swins))]
-    report.renamed = _find_renamed({names[key]: value for key, value in missing.items()}, tensors, swins, report)
-    fitted = OrderedDict((names[key], value) for key, value in fitted.items())
-    fitted._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), model_prefix)
-    check_finite(model, fitted, checkpoint)
-    report.loaded = list(fitted)
-    return fitted, report
 
 
 def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], prefix: str) -> dict[str, dict[str, Any]]:
@@ -288,7 +256,7 @@ def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], prefix:
     """
     result = {}
     for name, _ in model.named_modules():
-        entry = metadata.get((prefix + plain_name(name)).rstrip('.'))
+        entry = metadata.get((prefix + without_wrappers(name)).rstrip('.'))
         if entry:
             result[name] = {key: value for key, value in entry.items() if key != SIZES_KEY}
     return result
@@ -339,41 +307,8 @@ def _find_renamed(
     return inside | outside if 2 * len(outside) >= len(report.missing_elsewhere) else inside
 
 
-def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Check the numbers of the weights of a model; see `check_numbers`. `checkpoint` is the name in an error."""
-    targets = dict(model.named_parameters())
-    parameters = {key: value for key, value in weights.items() if key in targets and targets[key].is_floating_point()}
-    buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
-    with naming(checkpoint):
-        check_numbers(parameters, buffers)
-        dtypes = {key: value.dtype for key, value in (*targets.items(), *model.named_buffers())}
-        for key, value in {**parameters, **buffers}.items():
-            dtype = dtypes[key]
-            if dtype != value.dtype and dtype.is_floating_point and (value.to(dtype).isinf() & value.isfinite()).any():
-                raise CheckpointError(
-                    f'{key} has numbers up to {value.abs().max().item():.5g}, and the {dtype} of the model ends at '
-                    f'{torch.finfo(dtype).max:.5g}: load the weights into a model of a wider dtype'
-                )
-
-
-def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
-
-    Raises:
-        CheckpointError: with the names of the weights.
-    """
-    check_floating(parameters)
-    broken = [key for key, value in parameters.items() if not value.isfinite().all()]
-    broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]
-    if broken:
-        raise CheckpointError(
-            f'{len(broken)} of its {len(parameters) + len(buffers)} weights are not finite (NaN or infinite): '
-            f'{list_first(broken)}; its training has diverged, or the file is damaged'
-        )
-
-
 def _fit_backbone(
-    weights: SwinWeights, targets: dict[str, Tensor], backbone: Any, report: LoadReport
+    weights: SwinWeights, targets: dict[str, Tensor], backbone: Backbone, report: LoadReport
 ) -> dict[str, Tensor]:
     """Return the weights of a backbone in the shapes of `targets`."""
     fitted = {}
@@ -389,7 +324,7 @@ def _fit_backbone(
         change, shape = '', targets[key].shape
         if key.endswith(BIAS_TABLE) and value.shape[1:] == shape[1:]:
             target = backbone.window_size[int(key.split('.')[1])]
-            trained[key] = trained_window(value, weights.windows.get(key), target)
+            trained[key] = window_or_target(value, weights.windows.get(key), target)
             value, change = resize_table(value, trained[key], target)
         elif key == 'absolute_pos_embed' and value.shape[2:] == shape[2:]:
             value, change = resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
@@ -415,24 +350,24 @@ def _fit_backbone(
     return fitted
 
 
-def _compare_maps(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
+def _compare_maps(weights: SwinWeights, backbone: Backbone, report: LoadReport) -> None:
     """Warn if the patches of a position embedding are a guess: a square, or the rectangle of the backbone."""
     change, size = report.resized.get('absolute_pos_embed', ''), backbone.pretrain_map_size
     if weights.map_size is None and (change or size[0] != size[1]):
         if not change:
             report.guesses.append('absolute_pos_embed')
-        source = change.removeprefix('position embedding from ').partition(' ')[0] or times(size)
+        source = change.removeprefix('position embedding from ').partition(' ')[0] or format_size(size)
         report.warnings.append(
             f'absolute_pos_embed counts as the {source} patches of a {"square" if change else "rectangle"}, because '
             'the file does not name the size. Patches of a rectangle load with the pretrain_img_size of the training'
         )
 
 
-def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
+def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: Backbone, report: LoadReport) -> None:
     """Warn about windows of the training that a user probably forgot.
 
-    Resized tables are no warning if the checkpoint has one window and the backbone another than the default: then the
-    user chose the window.
+    Resized tables are a warning unless the user chose the window: the checkpoint has one window, and the backbone's is
+    not the default.
 
     Args:
         trained: window of each bias table.

@@ -12,16 +12,15 @@ from ..checks import list_first
 from ..outputs import check_outputs
 from ..positions import log_spaced_coordinates, relative_position_bias
 from ..whole_files import write_whole, write_whole_by
-from .adapt import check_numbers
-from .errors import CheckpointError, naming
+from .damage import check_numbers, check_shapes, missing_weights
+from .errors import CheckpointError, name_in_errors
 from .formats import V1, V2, WRITTEN, Format, from_canonical
 from .heads import LEFT_OUT, canonical_heads, find_heads
-from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder
+from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import num_offsets
-from .sizes import check_shapes, missing_weights
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
 MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
@@ -37,9 +36,9 @@ def convert_checkpoint(
     """Write a Swin checkpoint in another format. Converting back restores every bit.
 
     The backbone is converted, and a classifier's last norm and head. A whole detector or segmentor stays whole in
-    mmdet's and mmseg's format, which differ in the name of a Mask2Former's head alone: those of mmdet, mmseg, their
-    earlier releases and the repositories built on them as they are, UperNet and Mask2Former of transformers and
-    Mask2Former of detectron2 under mmdet's names. The other formats have no names for necks and heads.
+    mmdet's and mmseg's format, which differ in the name of a Mask2Former's head alone. Necks and heads of mmdet, mmseg,
+    their earlier releases and the repositories built on them keep their names. UperNet and Mask2Former of transformers
+    and Mask2Former of detectron2 get mmdet's names. The other formats have no names for necks and heads.
     LoRA matrices of a `LoraSwinBackbone` are merged. Index tables and masks are left out (except torchvision's tables,
     without which it loads nothing). Output norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors
     and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
@@ -74,11 +73,11 @@ def convert_checkpoint(
     if to not in FORMATS:
         raise ValueError(f'to must be one of {", ".join(FORMATS)}, got {to!r}')
     target = Path(target)
-    folder = target if to == 'hf' and is_folder(target) else None
+    folder = target if to == 'hf' and is_folder_target(target) else None
     file = folder / WEIGHTS_FILE if folder else target
     check_outputs(file, folder and folder / CONFIG, inputs=[source], overwrite=overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
-    with naming(source):
+    with name_in_errors(source):
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
             tensors = merge_adapters(tensors)
@@ -148,7 +147,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
         if not marker.endswith(('.relative_position_bias_table', '.logit_scale')):
             continue
         key = marker.replace('logit_scale', 'relative_position_bias_table')
-        window = weights.window_of(key)
+        window = weights.window_or_square(key)
         if window is None:
             raise CheckpointError(f'the window of {marker} is no square, or unknown, and the file does not name it')
         index = relative_position_bias(torch.arange(num_offsets(window))[:, None], window)

@@ -19,8 +19,8 @@ from filelock import FileLock
 from torch.hub import tqdm  # type: ignore[attr-defined]  # without tqdm: torch's stand-in, with fewer figures
 
 from ..whole_files import CANNOT_WRITE, PARTIAL, write_whole, write_whole_by
-from .errors import CheckpointError, RefusedCheckpoint, naming
-from .hugging_face import file_in
+from .errors import CheckpointError, RefusedCheckpoint, name_in_errors
+from .hugging_face import weights_file_in
 
 TIMEOUT_S = 30.0
 CHUNK = 1 << 17  # bytes
@@ -42,8 +42,8 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the file at a path, file://, http:// or https:// address.
 
     A folder of transformers stands for its file of weights. Downloads are kept in torch.hub's cache folder, by the
-    whole address. A file of the plain name in torch.hub's cache serves the first address that asks for the
-    name. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
+    whole address. A file that torch.hub itself put there under the plain name is used for the first address that asks,
+    and for no other. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
 
     Raises:
         CheckpointError: if there is no such file or the download fails; and from `read`.
@@ -58,7 +58,7 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     else:
         path = Path(address).expanduser()
     if path.is_dir():
-        path = file_in(path)
+        path = weights_file_in(path)
     if not path.is_file():
         raise CheckpointError('there is no such file')
     return read(path)
@@ -76,19 +76,10 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
         owner = _owner_of(by_name, url)
         if owner == url.partition('?')[0]:
             _logger.info(f'{by_name} serves for {url}')
-            with naming(by_name):
+            with name_in_errors(by_name):
                 return read(by_name)
         destination = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f'{target}.lock'):  # the processes of a machine wait for the first
-                if not target.is_file():
-                    _download(url, target, _HASH.search(name), destination)
-        except OSError as error:
-            raise CheckpointError(
-                f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
-                'another'
-            ) from error
+        _download_once(url, target, _HASH.search(name), destination)
     try:
         return read(target)
     except RefusedCheckpoint:  # a whole file, kept for --unsafe-load
@@ -118,6 +109,28 @@ def _owner_of(file: Path, url: str) -> Optional[str]:
         return record.read_text(encoding='utf-8')
     except OSError:
         return address
+
+
+def _download_once(url: str, target: Path, expected: Optional[re.Match[str]], destination: str) -> None:
+    """Download a file that is not there yet. The processes of a machine wait for the first.
+
+    Args:
+        expected: the start of the SHA-256 in the name.
+        destination: where a user can put the file, for an error.
+
+    Raises:
+        CheckpointError: if the download fails, or the file cannot be kept.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f'{target}.lock'):
+            if not target.is_file():
+                _download(url, target, expected, destination)
+    except OSError as error:
+        raise CheckpointError(
+            f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
+            'another'
+        ) from error
 
 
 def _download(url: str, target: Path, expected: Optional[re.Match[str]], destination: str) -> None:

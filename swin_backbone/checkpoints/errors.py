@@ -13,7 +13,7 @@ class RefusedCheckpoint(CheckpointError):
 
 
 @contextmanager
-def naming(checkpoint: object) -> Iterator[None]:
+def name_in_errors(checkpoint: object) -> Iterator[None]:
     """Put the name of a checkpoint before the message of a CheckpointError."""
     try:
         yield

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..checks import list_first
 from ..sizes import Size
-from .errors import CheckpointError, naming
+from .errors import CheckpointError, name_in_errors
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
-from .sizes import FIRST_LINEAR, PROJECTION, swin_sizes
+from .shapes import FIRST_LINEAR, PROJECTION, swin_sizes
 
 CONFIG, WEIGHTS_FILE, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
 INDEX_SUFFIX = '.index.json'  # ending of a file that lists the shards of weights
@@ -20,12 +20,12 @@ _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
 WRITE_A_FILE = 'write a file (a name that ends in .safetensors)'  # of an error
 
 
-def is_folder(target: Path) -> bool:
+def is_folder_target(target: Path) -> bool:
     """Return whether a target is a folder, or has no suffix of a file of weights."""
     return target.is_dir() or target.suffix not in _FILE_SUFFIXES
 
 
-def file_in(folder: Path) -> Path:
+def weights_file_in(folder: Path) -> Path:
     """Return the file of weights in a folder of transformers, or the index of its shards.
 
     Raises:
@@ -57,7 +57,7 @@ def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     for shard in shards:
         if not shard.is_file():
             raise CheckpointError(f'{index.name} lists {shard.name}, and there is no such file')
-        with naming(shard.name):
+        with name_in_errors(shard.name):
             contents = read(shard)
         if not isinstance(contents, dict):
             raise CheckpointError(f'{shard.name} holds a {type(contents).__name__}, and no weights')
@@ -137,7 +137,7 @@ def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
     windows: list[Size] = []
     for stage in range(stages):
         key = f'stages.{stage}.blocks.0.{BIAS_TABLE}'
-        window = weights.window_of(key)
+        window = weights.window_or_square(key)
         if window is None:
             raise CheckpointError(
                 f'its weights do not say the window, which {CONFIG} needs: {WRITE_A_FILE}, and make the model of '

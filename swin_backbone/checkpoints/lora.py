@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..checks import list_first
 from .errors import CheckpointError
-from .recognise import plain_names
+from .recognise import shorten_names
 
 BASE_LAYER, TRAINED, UNTRAINED = 'base_layer', 'modules_to_save', 'original_module'  # parts of names
 SCALES = 'swin_backbone.lora'  # key of {layer: {adapter: scale}} in the metadata of a state_dict
@@ -37,7 +37,7 @@ def without_adapters(name: str) -> str:
 
 def with_plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model with adapters under the names of a `LoraSwinBackbone`."""
-    names = plain_names(tensors, without_adapters)
+    names = shorten_names(tensors, without_adapters)
     return _with_metadata({names[name]: value for name, value in tensors.items()}, tensors)
 
 

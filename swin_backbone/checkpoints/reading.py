@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..compat import unpickler_of_weights
 from .download import fetch
-from .errors import CheckpointError, RefusedCheckpoint, naming
+from .errors import CheckpointError, RefusedCheckpoint, name_in_errors
 from .hugging_face import INDEX_SUFFIX, read_shards
 
 START_BYTES = 512  # of a file, enough to tell its kind
@@ -71,7 +71,7 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
                 return _read_safetensors(path, map_location)
             return read_open_file(file, str(checkpoint), map_location, unsafe_load)
 
-    with naming(checkpoint):
+    with name_in_errors(checkpoint):
         return fetch(str(checkpoint), read)
 
 

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -12,24 +12,22 @@ import torch
 from torch import Tensor
 
 from ..sizes import Size
+from .damage import check_axes, check_floating
 from .errors import CheckpointError
 from .formats import ALL, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
-from .resize import num_offsets, times, window_of_coordinates, window_of_index, window_of_table
-from .state_dict import StoredSizes, stored_sizes
+from .resize import format_size, num_offsets, window_of_coordinates, window_of_index, window_of_table
+from .stored_sizes import StoredSizes, read_sizes
 
 # Entries of a checkpoint with weights. Averaged weights are before them (`state_dict_ema` of timm, `ema` of RT-DETR).
 # mmengine stores averaged weights in `state_dict` and the others in `ema_state_dict`.
-OTHERS_OF_MMENGINE = 'ema_state_dict'
-CONTAINERS = ('state_dict', 'model', OTHERS_OF_MMENGINE, 'module')
+UNAVERAGED_OF_MMENGINE = 'ema_state_dict'
+CONTAINERS = ('state_dict', 'model', UNAVERAGED_OF_MMENGINE, 'module')
 # Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
-DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CONTAINER_DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
 UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
-CLASSIFIER_REASONS = {
-    'norm': 'classification norm',
-    'head': 'classification head',
-}  # reasons, by the start of a name here
+# Reasons, by the start of a name here
+CLASSIFIER_REASONS = {'norm': 'classification norm', 'head': 'classification head'}
 _MARKER_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _NUMBERS = re.compile(r'(?<=\.)\d+(?=\.)')  # of stages and blocks in names
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
@@ -48,7 +46,7 @@ class SwinWeights:
     pretrained_windows: dict[str, Size] = field(default_factory=dict)  # of V2, by the name of the logit scale
     map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
 
-    def window_of(self, table: str) -> Optional[Size]:
+    def window_or_square(self, table: str) -> Optional[Size]:
         """Return the window of a relative position bias table: the file's, or a square by the rows. None: unknown."""
         return self.windows.get(table) or (window_of_table(self.backbone[table]) if table in self.backbone else None)
 
@@ -56,7 +54,7 @@ class SwinWeights:
 def tensors_of(loaded: Any) -> dict[str, Tensor]:
     """Return the named tensors in the contents of a file or in a state_dict.
 
-    Names lose WRAPPERS: see `plain_names`.
+    Names lose WRAPPERS: see `shorten_names`.
 
     Raises:
         CheckpointError: without any tensor, or with a tensor that is sparse, nested or on the meta device.
@@ -65,7 +63,7 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
         loaded = inner
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
-        names = plain_names(map(str, loaded))
+        names = shorten_names(map(str, loaded))
         for key, value in loaded.items():
             if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2
                 is_long = value.dtype.itemsize > 8  # which torch does not have
@@ -77,33 +75,33 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
                     )
                     raise CheckpointError(f'{key} is {kind}: save dense weights, on the CPU or another device')
                 tensors[names[str(key)]] = value.detach()
-        tensors._metadata = _plain_metadata(getattr(loaded, '_metadata', None))  # type: ignore[attr-defined]
+        tensors._metadata = _metadata_without_wrappers(getattr(loaded, '_metadata', None))  # type: ignore[attr-defined]
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')
     return tensors
 
 
-def _plain_metadata(stored: Any) -> dict[str, dict[str, Any]]:
+def _metadata_without_wrappers(stored: Any) -> dict[str, dict[str, Any]]:
     """Return the metadata of a state_dict by names without wrappers. An entry without wrappers overrides.
 
-    The metadata has versions of modules, by which some modules rename weights, and sizes: `state_dict.store_sizes`.
+    The metadata has versions of modules, by which some modules rename weights, and sizes: `stored_sizes.write_sizes`.
     """
     metadata: dict[str, dict[str, Any]] = {}
     names = stored if isinstance(stored, dict) else {}
-    for name in sorted(names, key=lambda name: plain_name(str(name)) == name):
+    for name in sorted(names, key=lambda name: without_wrappers(str(name)) == name):
         if isinstance(stored[name], dict):
-            metadata.setdefault(plain_name(str(name)), {}).update(stored[name])
+            metadata.setdefault(without_wrappers(str(name)), {}).update(stored[name])
     return metadata
 
 
-def plain_name(name: str) -> str:
+def without_wrappers(name: str) -> str:
     """Return a name without the parts of wrappers."""
     return '.'.join(part for part in name.split('.') if part not in WRAPPERS)
 
 
-def plain_names(names: Iterable[str], shorten: Callable[[str], str] = plain_name) -> dict[str, str]:
-    """Return the short form of each name. A name stays whole if its short form is another name, or of a shorter one."""
+def shorten_names(names: Iterable[str], shorten: Callable[[str], str] = without_wrappers) -> dict[str, str]:
+    """Return the short form of each name. A name stays whole if its short form is another name, or another's form."""
     names = list(names)
     taken, plain = set(names), {}
     for name in sorted(names, key=len):
@@ -114,7 +112,7 @@ def plain_names(names: Iterable[str], shorten: Callable[[str], str] = plain_name
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
-    """Return the entry of a checkpoint with a Swin, at most `DEPTH` dicts inside, averaged weights first.
+    """Return the entry of a checkpoint with a Swin, at most `CONTAINER_DEPTH` dicts inside, averaged weights first.
 
     None: the names of a Swin are in `loaded` itself, or there is no entry. Without any Swin, the entry is one of
     `CONTAINERS`.
@@ -122,36 +120,22 @@ def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     if _holds_swin(loaded, 0):
         return None
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
-    names = [name for name, entry in entries.items() if _holds_swin(entry, DEPTH)]
+    names = [name for name, entry in entries.items() if _holds_swin(entry, CONTAINER_DEPTH)]
     names = names or [name for name in entries if name in CONTAINERS]
     return entries[min(names, key=_rank)] if names else None
 
 
 def _rank(name: str) -> int:
     """Return the rank of an entry among the entries of a checkpoint with weights."""
-    if _AVERAGED.search(name) and name != OTHERS_OF_MMENGINE:
+    if _AVERAGED.search(name) and name != UNAVERAGED_OF_MMENGINE:
         return -1
     return CONTAINERS.index(name) if name in CONTAINERS else len(CONTAINERS)
 
 
 def _holds_swin(entry: dict[Any, Any], depth: int) -> bool:
-    if swins_in(plain_name(str(key)) for key in entry):
+    if swins_in(without_wrappers(str(key)) for key in entry):
         return True
     return depth > 0 and any(_holds_swin(inner, depth - 1) for inner in entry.values() if isinstance(inner, dict))
-
-
-def check_floating(weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights of a quantised dtype, whose scale torch would lose. A counter, as of batch norm, has no axis.
-
-    Raises:
-        CheckpointError: with the name of the first quantised weight.
-    """
-    for key, value in weights.items():
-        if value.dtype not in FLOATING and value.dim():
-            raise CheckpointError(
-                f'{key} is stored as {value.dtype}, as of a quantised model, whose scales are elsewhere: save the '
-                'model in float32, float16 or bfloat16'
-            )
 
 
 def find_swin(
@@ -167,7 +151,8 @@ def find_swin(
     shortest prefix.
 
     Args:
-        keeps_norm: take `norm3` in names of mmpretrain as it is called, since the model is a classifier too.
+        keeps_norm: True: `norm3` is an output norm. False: in a file of mmpretrain's classifier, `norm3` is the
+            classifier's last norm.
         family: family of Swin. Default: any.
 
     Raises:
@@ -196,21 +181,16 @@ def find_swin(
         weights.ignored.setdefault(reason, []).append(key)
     all_weights = {**weights.backbone, **weights.classifier}
     check_floating(all_weights)
-    for key, value in all_weights.items():
-        if not (value.dim() and value.numel()) and not key.endswith('.num_batches_tracked'):  # of batch norm
-            raise CheckpointError(
-                f'{key} has shape {tuple(value.shape)}, and weights of a Swin have axes and numbers: the file '
-                'is damaged'
-            )
+    check_axes(all_weights)
     weights.backbone = to_canonical(weights.backbone, format)
     _flatten_position_map(weights)
-    _note_sizes(weights, stored_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
+    _note_sizes(weights, read_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
     for key, window in weights.windows.items():
         table = weights.backbone.get(key)
         if table is not None and table.dim() and len(table) != num_offsets(window):
             raise CheckpointError(
-                f'{key} has {len(table)} rows, and the window {times(window)} in the file has {num_offsets(window)}: '
-                'the file is damaged'
+                f'{key} has {len(table)} rows, and the window {format_size(window)} in the file has '
+                f'{num_offsets(window)}: the file is damaged'
             )
     return weights
 
@@ -228,7 +208,7 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
         )
     if prefix is not None:
         asked = f'{prefix.rstrip(".")}.'.lstrip('.')
-        for prefix in (asked, plain_name(asked)):
+        for prefix in (asked, without_wrappers(asked)):
             at_prefix = swins_in(name.removeprefix(prefix) for name in names if name.startswith(prefix)).get('')
             if at_prefix is not None and family in (None, at_prefix.family):
                 return at_prefix, prefix

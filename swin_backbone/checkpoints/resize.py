@@ -17,7 +17,7 @@ def num_offsets(window_size: Size) -> int:
     return (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
 
 
-def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
+def window_or_target(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
     """Return the window of a relative position bias table.
 
     Args:
@@ -45,7 +45,7 @@ def resize_table(table_Rh: Tensor, source: Size, target: Size) -> tuple[Tensor, 
     if source == target:
         return table_Rh, ''
     resized = _in_float32(resize_relative_position_bias_table, table_Rh, source, target)
-    return resized, f'bias tables from window {times(source)} to {times(target)}'
+    return resized, f'bias tables from window {format_size(source)} to {format_size(target)}'
 
 
 def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size) -> tuple[Tensor, str]:
@@ -62,7 +62,7 @@ def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size
     if source == target:
         return embedding_1TC, ''
     resized = _in_float32(resize_absolute_position_embedding, embedding_1TC, source, target)
-    return resized, f'position embedding from {times(source)} to {times(target)}'
+    return resized, f'position embedding from {format_size(source)} to {format_size(target)}'
 
 
 def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, str]:
@@ -124,6 +124,6 @@ def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, 
     return resize(tensor.to(dtype), source, target).to(tensor.dtype)
 
 
-def times(size: Size) -> str:
+def format_size(size: Size) -> str:
     """Format a size."""
     return f'{size[0]}x{size[1]}'

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints.adapt import load_checkpoint
-from ..checkpoints.state_dict import prepare_state_dict, store_sizes
+from ..checkpoints.stored_sizes import check_stored_sizes, write_sizes
 from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, tracer_of
@@ -209,8 +209,8 @@ class SwinPyramid(nn.Module):
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm(norm_cfg, widths[stage]))
 
-        self._register_state_dict_hook(store_sizes)  # type: ignore[no-untyped-call]  # of torch
-        self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)  # type: ignore[no-untyped-call]  # of torch
+        self._register_state_dict_hook(write_sizes)  # type: ignore[no-untyped-call]  # of torch
+        self._register_load_state_dict_pre_hook(check_stored_sizes, with_module=True)  # type: ignore[no-untyped-call]  # of torch
         self._freeze()
         self.backend = backend
         self.with_cp = with_cp

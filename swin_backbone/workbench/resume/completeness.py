@@ -6,7 +6,8 @@ from typing import Any, Optional
 import numpy as np
 from torch import Tensor, nn
 
-from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
+from ...checkpoints.adapt import adapt_weights, backbones_of
+from ...checkpoints.damage import check_finite
 from ...checkpoints.errors import CheckpointError
 from ...checks import list_first
 from ..configs.check import CLASS_HEADS

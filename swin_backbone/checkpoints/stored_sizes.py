@@ -22,7 +22,7 @@ class StoredSizes(NamedTuple):
     map_size: Optional[Size] = None  # patches of the position embedding
 
 
-def store_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str, Any]) -> None:
+def write_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str, Any]) -> None:
     """Store the sizes of a backbone in its metadata: a hook of `state_dict`."""
     pretrained = getattr(backbone, 'pretrained_window_sizes', [])
     metadata[SIZES_KEY] = dict(
@@ -32,7 +32,7 @@ def store_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str,
     )
 
 
-def stored_sizes(metadata: Any) -> StoredSizes:
+def read_sizes(metadata: Any) -> StoredSizes:
     """Return the sizes in the metadata of a backbone."""
     sizes = metadata.get(SIZES_KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(sizes, Mapping):
@@ -47,7 +47,7 @@ def _size(size: Any) -> Optional[Size]:
     return size if is_size else None
 
 
-def prepare_state_dict(
+def check_stored_sizes(
     backbone: Any,
     state_dict: dict[str, Tensor],
     prefix: str,
@@ -63,7 +63,7 @@ def prepare_state_dict(
     """
     for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
         del state_dict[key]
-    sizes = stored_sizes(metadata)
+    sizes = read_sizes(metadata)
     pairs = [
         (f'stages.{stage}.blocks.0.{weight}', window, backbone.window_size[stage])
         for stage, window in enumerate(sizes.windows[: len(backbone.stages)])
