@@ -6,7 +6,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional
@@ -54,7 +54,8 @@ def _run_in_torch(block: nn.Module, x_BHWC: Tensor) -> Tensor:
 class SwinStage(nn.Module):
     """Blocks at one resolution, and a patch merging after the blocks. Every second block shifts its windows.
 
-    The patch merging runs in `forward`: FSDP gathers a stage's parameters only while the stage's `forward` runs.
+    The patch merging runs in `forward`, and not in that of `SwinPyramid`: FSDP gathers a stage's parameters only while
+    the stage's `forward` runs.
 
     Args:
         backbone_stages: (channels, blocks) of each stage of the backbone: the library decides from them
@@ -75,18 +76,19 @@ class SwinStage(nn.Module):
         self.downsample: Any = downsample
 
     @replaceable
-    def forward(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BHWC: Tensor, needs_next: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output of the blocks, in the shape of the input (B, H, W, C), and the input of the next stage.
 
         Args:
-            run_downsample: whether the patch merging runs. Without it, the second output is the first.
+            needs_next: whether the input of the next stage is needed. If not, the second output is the first.
         """
         can_checkpoint = tracer_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
             is_checkpointed = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
             x_BHWC = checkpoint_block(block, x_BHWC) if is_checkpointed else block(x_BHWC)
-        return x_BHWC, self.downsample(x_BHWC) if run_downsample and self.downsample is not None else x_BHWC
+        return x_BHWC, self.downsample(x_BHWC) if needs_next and self.downsample is not None else x_BHWC
 
+    # A method only because a replaceable forward needs a module with `backend`. The norms are the backbone's, as mmdet's.
     @replaceable
     def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
         """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
@@ -100,9 +102,55 @@ class SwinStage(nn.Module):
 class MergingFirstStage(SwinStage):
     """A stage with the patch merging before the blocks."""
 
-    def forward(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
-        """Return the output of the blocks twice: no patch merging follows. `run_downsample` has no effect."""
+    def forward(self, x_BHWC: Tensor, needs_next: bool = True) -> tuple[Tensor, Tensor]:
+        """Return the output of the blocks, which is the input of the next stage too."""
         return super().forward(self.downsample(x_BHWC), False)
+
+
+def _make_stages(
+    sizes: StageSizes,
+    strides: Sequence[int],
+    make_block: Callable[..., nn.Module],
+    merging_first: bool,
+    merging_norm: str,
+    mlp_ratio: float,
+    drop_path_rate: float,
+    norm_cfg: dict[str, Any],
+    **of_all_blocks: Any,
+) -> Iterator[SwinStage]:
+    """Make the stages of a backbone. For the arguments see `SwinPyramid`."""
+    widths, num_stages = sizes.widths, len(sizes.depths)
+    rates = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
+    drop_path_rates = iter(rates.tolist())
+    for stage, (width, depth, num_heads, (Wh, Ww)) in enumerate(zip(*sizes)):
+        shifts = (0, 0), (Wh // 2, Ww // 2)  # of even and odd blocks
+        blocks = [
+            make_block(
+                stage,
+                index,
+                embed_dims=width,
+                num_heads=num_heads,
+                window_size=(Wh, Ww),
+                shift=shifts[index % 2],
+                feedforward_channels=int(mlp_ratio * width),
+                drop_path_rate=next(drop_path_rates),
+                norm_cfg=norm_cfg,
+                **of_all_blocks,
+            )
+            for index in range(depth)
+        ]
+        merging = stage - 1 if merging_first else stage  # merging m is between the stages m and m + 1
+        downsample = None
+        if 0 <= merging < num_stages - 1:
+            downsample = PatchMerging(
+                widths[merging],
+                widths[merging + 1],
+                strides[merging + 1],
+                None if merging_norm == 'none' else norm_cfg,
+                post_norm=merging_norm == 'after',
+            )
+        stage_class = MergingFirstStage if merging_first and stage else SwinStage
+        yield stage_class(blocks, downsample, tuple(zip(widths, sizes.depths)))
 
 
 class SwinPyramid(nn.Module):
@@ -113,9 +161,8 @@ class SwinPyramid(nn.Module):
     Args:
         sizes: of the stages.
         make_block: makes a block from the stage, its index in the stage and the arguments of all kinds of blocks.
-        merging_first: whether a stage owns the patch merging before the blocks, as in mmpretrain's Swin V2. In mmdet's
-            and mmseg's Swin a stage owns the patch merging after the blocks. The choice changes parameter names in
-            checkpoints, not results.
+        merging_first: changes parameter names in checkpoints, not results. True: a stage owns the patch merging before
+            the blocks, as in mmpretrain's Swin V2. False: after the blocks, as in mmdet's and mmseg's Swin.
         merging_norm: 'before' or 'after' the projection of patch merging, or 'none'.
         out_indices: the stages to emit; None: the last stage.
     """
@@ -175,37 +222,21 @@ class SwinPyramid(nn.Module):
             self.register_parameter('absolute_pos_embed', None)
         self.drop_after_pos = nn.Dropout(drop_rate)
 
-        rates = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
-        drop_path_rates = iter(rates.tolist())
-        self.stages: Any = nn.ModuleList()  # of SwinStage
-        for stage, (width, depth, num_heads, (Wh, Ww)) in enumerate(zip(*sizes)):
-            common = dict(
-                embed_dims=width,
-                num_heads=num_heads,
-                window_size=(Wh, Ww),
-                feedforward_channels=int(mlp_ratio * width),
+        self.stages: Any = nn.ModuleList(
+            _make_stages(
+                sizes,
+                strides,
+                make_block,
+                merging_first,
+                merging_norm,
+                mlp_ratio,
+                drop_path_rate,
+                norm_cfg,
                 drop_rate=drop_rate,
                 act_cfg=act_cfg,
-                norm_cfg=norm_cfg,
                 small_map=small_map,
             )
-            shifts = (0, 0), (Wh // 2, Ww // 2)  # of even and odd blocks
-            blocks = [
-                make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(drop_path_rates), **common)
-                for index in range(depth)
-            ]
-            merged_stage = stage if merging_first else stage + 1  # the stage whose maps the merging makes
-            downsample = None
-            if 0 < merged_stage < num_stages:
-                downsample = PatchMerging(
-                    widths[merged_stage - 1],
-                    widths[merged_stage],
-                    strides[merged_stage],
-                    None if merging_norm == 'none' else norm_cfg,
-                    post_norm=merging_norm == 'after',
-                )
-            stage_class = MergingFirstStage if merging_first and stage else SwinStage
-            self.stages.append(stage_class(blocks, downsample, tuple(zip(widths, sizes.depths))))
+        )
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm(norm_cfg, widths[stage]))
 
@@ -274,29 +305,6 @@ class SwinPyramid(nn.Module):
             sizes.append((channels, H, W))
         return sizes
 
-    @property
-    def backend(self) -> str:
-        """The way to compute the layers, see `SwinBackbone`; a new name can be set at any time."""
-        return self._backend
-
-    @backend.setter
-    def backend(self, backend: str) -> None:
-        self._backend: str = check_choice('backend', backend, BACKENDS)
-        for module in self.modules():
-            if module is not self and hasattr(module, 'backend'):
-                module.backend = backend  # type: ignore[assignment]  # torch types it as a tensor or module
-
-    @property
-    def with_cp(self) -> bool:
-        """Whether blocks are recomputed in backward, see `SwinBackbone`; a new value can be set at any time."""
-        return any(getattr(block, 'with_cp', False) for stage in self.stages for block in stage.blocks)
-
-    @with_cp.setter
-    def with_cp(self, with_cp: bool) -> None:
-        for stage in self.stages:
-            for block in stage.blocks:
-                block.with_cp = bool(with_cp)
-
     def layer_order(self) -> list[list[str]]:
         """Return the layers from input to output. A layer is a list of prefixes of parameter names.
 
@@ -324,6 +332,29 @@ class SwinPyramid(nn.Module):
         for cfg in checkpoints:
             load_checkpoint(self, cfg['checkpoint'], prefix=cfg.get('prefix'))
         self.is_init = True
+
+    @property
+    def backend(self) -> str:
+        """The way to compute the layers, see `SwinBackbone`; a new name can be set at any time."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: str) -> None:
+        self._backend: str = check_choice('backend', backend, BACKENDS)
+        for module in self.modules():
+            if module is not self and hasattr(module, 'backend'):
+                module.backend = backend  # type: ignore[assignment]  # torch types it as a tensor or module
+
+    @property
+    def with_cp(self) -> bool:
+        """Whether blocks are recomputed in backward, see `SwinBackbone`; a new value can be set at any time."""
+        return any(getattr(block, 'with_cp', False) for stage in self.stages for block in stage.blocks)
+
+    @with_cp.setter
+    def with_cp(self, with_cp: bool) -> None:
+        for stage in self.stages:
+            for block in stage.blocks:
+                block.with_cp = bool(with_cp)
 
     def train(self, mode: bool = True) -> 'SwinPyramid':
         """Set training or eval mode; frozen parts stay in eval mode."""

@@ -163,7 +163,7 @@ def test_forwards_take_keywords(backend):
     attention = stage.blocks[0].attn.w_msa
     for function, arguments in (
         (model.patch_embed, dict(image_BCHW=image)),
-        (stage, dict(x_BHWC=x_BHWC, run_downsample=True)),
+        (stage, dict(x_BHWC=x_BHWC, needs_next=True)),
         (stage.normalise_output, dict(x_BHWC=x_BHWC, norm=model.norm0)),
         (attention, dict(x_BHWC=x_BHWC, windows=windows)),
     ):

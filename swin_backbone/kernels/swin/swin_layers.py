@@ -79,7 +79,7 @@ BLOCKS = SwinBlock, SwinV2Block
 record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPES_V1.values(), *TYPES_V2.values()])
 
 
-def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Optional[Plan]:
+def plan_stage(stage: Any, x_BHWC: Tensor, needs_next: bool = True) -> Optional[Plan]:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
     plan = plan_module(read_stage, stage, x_BHWC)
     return None if isinstance(plan, str) else plan
@@ -97,7 +97,7 @@ class StageRecipe(NamedTuple):
 
 
 def _run_stage(
-    blocks: Sequence[Any], downsample: Optional[nn.Module], x_BHWC: Tensor, run_downsample: bool = True
+    blocks: Sequence[Any], downsample: Optional[nn.Module], x_BHWC: Tensor, needs_next: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Run the plans of a stage's blocks, and the patch merging; see `SwinStage.forward`.
 
@@ -106,7 +106,7 @@ def _run_stage(
     overwrites = not torch.is_grad_enabled() and not needs_torch_op()
     for index, block in enumerate(blocks):
         x_BHWC = block(x_BHWC, out=x_BHWC) if overwrites and index > 0 else block(x_BHWC)
-    return x_BHWC, downsample(x_BHWC) if run_downsample and downsample is not None else x_BHWC
+    return x_BHWC, downsample(x_BHWC) if needs_next and downsample is not None else x_BHWC
 
 
 def read_stage(stage: Any, x_BHWC: Tensor) -> Union[StageRecipe, Reason]:
