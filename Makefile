@@ -104,7 +104,7 @@ tests_ray = $(RUN) -m pytest -m 'ray and not slow'
 tests_mmcv = $(RUN) -m pytest tests/openmmlab/mmcv_ops
 # Files that import the toolboxes are left out without the toolboxes: see tests/conftest.py.
 tests_core = $(RUN) setup.py --quiet build_ext --inplace && PYTHONPATH=. $(IN_TWO) --no-loadscope-reorder \
-	$(addprefix tests/,test_core.py test_checks.py test_positions.py test_replace.py test_devices.py models checkpoints kernels adapters)
+	$(addprefix tests/,test_without_toolboxes.py test_checks.py test_positions.py test_replace.py test_devices.py models checkpoints kernels adapters)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES
 import sys, torch

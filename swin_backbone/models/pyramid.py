@@ -88,7 +88,7 @@ class SwinStage(nn.Module):
             x_BHWC = checkpoint_block(block, x_BHWC) if is_checkpointed else block(x_BHWC)
         return x_BHWC, self.downsample(x_BHWC) if needs_next and self.downsample is not None else x_BHWC
 
-    # A method only because a replaceable forward needs a module with `backend`. The norms are the backbone's, as mmdet's.
+    # A method, because a replaceable forward needs a module with `backend`; the backbone owns the norms, as in mmdet.
     @replaceable
     def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
         """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
