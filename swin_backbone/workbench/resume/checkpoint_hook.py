@@ -16,7 +16,7 @@ from mmengine.runner import Runner
 from ...openmmlab.errors import ConfigError
 from ...whole_files import PARTIAL, write_whole
 from ..data.datasets import iter_base_datasets
-from .exact_resume import resume_state
+from .exact_resume import collect_position
 from .loops import ResumableEpochLoop, ResumableIterLoop
 
 
@@ -53,7 +53,7 @@ class WholeCheckpointHook(CheckpointHook):
 
     saved_iter = -1  # iteration of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
     saved_path: Optional[str] = None
-    metric_names: Collection[str] = ()  # of a trial validation; one without objects has fewer
+    metric_names: Collection[str] = ()  # of MetricNamesHook's trial; a validation that finds no object has fewer
     file_backend: Any
     filename_tmpl: Any
 
@@ -107,8 +107,9 @@ class WholeCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: Union[int, str], meta: dict[str, Any]) -> None:
         with self._remove_after_saving(runner):
-            super()._save_checkpoint_with_step(runner, step, dict(meta, exact_resume=resume_state(runner)))
-        self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
+            super()._save_checkpoint_with_step(runner, step, dict(meta, exact_resume=collect_position(runner)))
+        self.saved_iter = meta['iter']
+        self.saved_path = self.last_ckpt
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict[str, float]) -> None:
         for name in self.key_indicators if self.save_best else ():
@@ -139,7 +140,8 @@ class _DelayedRemoval:
     """A file backend whose `remove` only lists the path."""
 
     def __init__(self, backend: Any) -> None:
-        self.backend, self.paths = backend, list[str]()
+        self.backend = backend
+        self.paths: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)

@@ -15,9 +15,9 @@ from ...checkpoints.errors import CheckpointError
 from ...openmmlab.errors import describe_error
 from .completeness import as_mapping, read_dataset_meta
 from .loops import ResumableEpochLoop, ResumableIterLoop
-from .optimizer_state import load_optimizer, step_schedules
+from .optimizer_state import load_optimizer, step_schedulers
 
-ANEW = 'to start anew from its weights, leave out --resume and set load_from'
+START_ANEW_HINT = 'to start anew from its weights, leave out --resume and set load_from'
 TRAINING_PARTS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
 
 
@@ -29,11 +29,12 @@ def check_resumable(checkpoint: Any, name: str) -> None:
     """
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(part), dict) for part in TRAINING_PARTS):
         raise CheckpointError(
-            f'checkpoint {name!r} holds weights, and not the state of a training run: it cannot be resumed; {ANEW}'
+            f'checkpoint {name!r} holds weights, and not the state of a training run: it cannot be resumed; '
+            f'{START_ANEW_HINT}'
         )
 
 
-def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
+def collect_position(runner: Runner) -> Optional[dict[str, Any]]:
     """Return the position in the data. All ranks call this function, and the first rank gets the complete result.
 
     Random numbers are a function of the iteration and of the run's seed, which mmengine saves (seeds.py).
@@ -41,7 +42,8 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
     Returns:
         None for a foreign loop; for other loops a dict:
             sampler_seed: seed of the order, or None.
-            batches_done: finished batches of each rank: of this epoch or, in a loop of iterations, of the training.
+            batches_done: batches that each rank has finished: in this epoch or, in a loop of iterations, since the
+                start of the training.
             by_epoch, batch_size, ranks: units of `batches_done`.
             batches_a_step: number of accumulated batches.
             images: number of images in the data.
@@ -75,13 +77,15 @@ def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str
     is_single = not isinstance(runner.optim_wrapper, OptimWrapperDict)
     if is_single and runner.param_schedulers is not None:
         runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-    meta, metainfo = checkpoint['meta'], getattr(runner.train_dataloader.dataset, 'metainfo', None)
+    meta = checkpoint['meta']
+    metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None)  # builds the data outside of `try`
     try:
-        changes = list(_restore_position(runner, meta))
+        changes = _restore_position(runner, meta)
         if is_single:
-            changes += _fit_optimizer(runner, checkpoint)
+            changes += _restore_optimizer(runner, checkpoint)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f'checkpoint {name!r} cannot be resumed: {describe_error(error)}; {ANEW}') from error
+        reason = describe_error(error)
+        raise CheckpointError(f'checkpoint {name!r} cannot be resumed: {reason}; {START_ANEW_HINT}') from error
     averages = checkpoint.get('ema_state_dict')
     if averages is not None and not any(isinstance(hook, EMAHook) for hook in runner.hooks):
         # EMAHook saves averages as the weights, and the trained weights as the averages
@@ -96,30 +100,31 @@ def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str
         runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: results differ from an uninterrupted one.')
 
 
-def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
-    """Let the data of this run begin after the batches of a checkpoint, and yield what differs.
+def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
+    """Let the data of this run begin after the batches of a checkpoint, and return what differs, in words.
 
     Epoch, iteration and batches are converted to the units of this run.
     """
-    loop, state = runner.train_loop, meta.get('exact_resume')
+    loop = runner.train_loop
     if not isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)):
         runner.logger.info(f'{type(loop).__name__} is a foreign loop: its random numbers are not resumed exactly.')
-        return
+        return []
+    state = meta.get('exact_resume')
     if state is None:
         loop.batches_done = meta['iter'] if isinstance(loop, ResumableIterLoop) else 0
         runner.logger.warning(
             'The checkpoint has no position in the data, as of mmengine itself: training continues with the weights '
             'and the optimizer, and with other random numbers.'
         )
-        return
+        return []
     units = _find_units(runner)
     saved_units = {key: state[key] for key in units}
     changes = list(_describe_differences(saved_units, units))
-    yield from changes
     batches = state['batches_done']
     if changes:
         if saved_units['by_epoch'] != units['by_epoch']:
-            meta['epoch'], batches = 0, meta['iter']
+            batches = meta['iter']
+            meta['epoch'] = 0
         if isinstance(saved_units['batch_size'], int) and isinstance(units['batch_size'], int):
             images = batches * saved_units['batch_size'] * saved_units['ranks']
             batches = images // (units['batch_size'] * units['ranks'])
@@ -130,7 +135,8 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
             else:
                 meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
-    loop.batches_done, loop.validated_iter = batches, state['validated_iter']
+    loop.batches_done = batches
+    loop.validated_iter = state['validated_iter']
     for hook, stopping in zip(_list_stopping_hooks(runner), state['stopping']):
         hook.best_score, hook.wait_count = stopping
     if state['sampler_seed'] is not None and hasattr(_find_sampler(runner), 'seed'):
@@ -141,6 +147,7 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
             if name in gradients:
                 parameter.grad = gradients[name].to(parameter.device)
         runner.logger.info('The gradients that were being accumulated are restored.')
+    return changes
 
 
 def _describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
@@ -168,19 +175,18 @@ def _find_units(runner: Runner) -> dict[str, Any]:
     )
 
 
-def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any]) -> Iterator[str]:
-    """Load the optimizer's state, step the schedules to the position, and yield what differs."""
-    step_schedules(runner, checkpoint['meta']['epoch'], checkpoint['meta']['iter'], checkpoint)
-    checkpoint.pop('param_schedulers', None)  # `step_schedules` has done so
+def _restore_optimizer(runner: Runner, checkpoint: dict[str, Any]) -> list[str]:
+    """Load the optimizer's state, step the schedulers to the position, and return what differs, in words."""
+    step_schedulers(runner, checkpoint['meta']['epoch'], checkpoint['meta']['iter'], checkpoint)
+    checkpoint.pop('param_schedulers', None)  # mmengine would load their saved states
     saved = checkpoint.pop('optimizer', None)
     if saved is None:
-        yield 'no moments of the optimizer, which begin anew'
-        return
+        return ['no moments of the optimizer, which begin anew']
     load_optimizer(runner.optim_wrapper, saved)
     for saved_group, group in zip(saved['param_groups'], runner.optim_wrapper.param_groups):
         if not math.isclose(saved_group['lr'], group['lr'], rel_tol=1e-6):
-            yield f'the learning rate {group["lr"]:.3g} of the config instead of {saved_group["lr"]:.3g}'
-            return
+            return [f'the learning rate {group["lr"]:.3g} of the config instead of {saved_group["lr"]:.3g}']
+    return []
 
 
 def _gather_gradients(runner: Runner) -> Optional[list[dict[str, Tensor]]]:
@@ -206,5 +212,4 @@ def _list_stopping_hooks(runner: Runner) -> list[EarlyStoppingHook]:
 
 
 def _find_sampler(runner: Runner) -> Any:
-    batches = runner.train_loop.dataloader.batch_sampler
-    return getattr(batches, 'sampler', None)
+    return getattr(runner.train_loop.dataloader.batch_sampler, 'sampler', None)

@@ -12,7 +12,7 @@ from ...checkpoints.reading import read_checkpoint
 from .exact_resume import check_resumable
 
 EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'  # names of checkpoints
-LAST = 'last_checkpoint'
+POINTER_FILE = 'last_checkpoint'  # of mmengine: the path of the last checkpoint
 
 
 def find_newest_checkpoint(work_dir: str, out_dir: str, template: str) -> Optional[str]:
@@ -43,7 +43,7 @@ def find_newest_checkpoint(work_dir: str, out_dir: str, template: str) -> Option
 
 def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
     logger = MMLogger.get_current_instance()
-    pointer = Path(work_dir, LAST)
+    pointer = Path(work_dir, POINTER_FILE)
     pointed = pointer.read_text(errors='replace').strip() if pointer.is_file() else ''
     if '://' in out_dir:  # a file backend of the config
         return pointed or None

@@ -15,7 +15,7 @@ from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
 from ...openmmlab.compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_names, read_dataset_meta
-from .exact_resume import ANEW, check_resumable, restore_training_state
+from .exact_resume import START_ANEW_HINT, check_resumable, restore_training_state
 
 # Configs as text. mmengine's Runner and Inferencer run them as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
@@ -84,12 +84,13 @@ class AdaptCheckpointHook(Hook):
         if runner._resume:
             check_resumable(checkpoint, name)
         warning = compare_names(read_dataset_meta(checkpoint).get('classes') or (), _find_classes(runner), name)
-        if warning and not runner._resume:  # which says the same
+        if warning and not runner._resume:  # `restore_training_state` warns of it too
             runner.logger.warning(warning)
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        strict, hint = runner._resume or runner.settings.needs_all_weights, ANEW if runner._resume else ALLOW_MISSING
+        strict = runner._resume or runner.settings.needs_all_weights
+        hint = START_ANEW_HINT if runner._resume else ALLOW_MISSING
         weights = adapt_checkpoint(model, checkpoint, name, strict, hint)
         if weights is not None:
             checkpoint['state_dict'] = weights
@@ -120,7 +121,8 @@ def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
             return (_read_instead if is_own_thread else load_of_torch)(*arguments, **settings)
 
         with _replacing:
-            thread, load_of_torch = threading.get_ident(), torch.load
+            thread = threading.get_ident()
+            load_of_torch = torch.load
             torch.load = load_of_this_thread
             try:
                 return without_code(loader(*args, **kwargs))

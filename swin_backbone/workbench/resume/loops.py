@@ -1,4 +1,4 @@
-"""mmengine's training loops with a start at any iteration, and random numbers that depend on the iteration alone."""
+"""mmengine's training loops with a start at any iteration, and random numbers that depend only on the iteration."""
 
 from collections.abc import Sequence
 from typing import Any, Optional, Union
@@ -35,7 +35,8 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Sequence[dict[str, Any]]) -> None:
-        self.batches_done, self.is_between_steps = idx + 1, False
+        self.is_between_steps = False
+        self.batches_done = idx + 1
         seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(idx, data_batch)
         self.is_between_steps = True
@@ -59,7 +60,8 @@ class ResumableIterLoop(IterBasedTrainLoop):
         return super().run()
 
     def run_iter(self, data_batch: Sequence[dict[str, Any]]) -> None:
-        self.batches_done, self.is_between_steps = self.batches_done + 1, False
+        self.is_between_steps = False
+        self.batches_done += 1
         seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(data_batch)
         self.is_between_steps = True
@@ -130,6 +132,6 @@ def make_resumable(loop: dict[str, Any]) -> dict[str, Any]:
     cfg = dict(loop)
     if 'by_epoch' in cfg and 'type' not in cfg:
         cfg['type'] = EpochBasedTrainLoop if cfg.pop('by_epoch') else IterBasedTrainLoop
-    kind = LOOPS.get(cfg['type']) if isinstance(cfg.get('type'), str) else cfg.get('type')
+    cls = LOOPS.get(cfg['type']) if isinstance(cfg.get('type'), str) else cfg.get('type')
     resumable = {EpochBasedTrainLoop: ResumableEpochLoop, IterBasedTrainLoop: ResumableIterLoop}
-    return dict(cfg, type=resumable[kind]) if kind in resumable else loop
+    return dict(cfg, type=resumable[cls]) if cls in resumable else loop

@@ -1,4 +1,4 @@
-"""The optimizer of a resumed training: moments from the checkpoint, settings and schedules from the config."""
+"""The optimizer of a resumed training: moments from the checkpoint, settings and schedulers from the config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,16 +39,16 @@ def load_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> None:
                 moments[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def step_schedules(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
-    """Step the schedules of the config up to a position.
+def step_schedulers(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
+    """Step the schedulers of the config up to a position.
 
-    A schedule is a function of config and position, and its saved state is not read. The exception is a schedule that
-    follows a metric (ReduceOnPlateau), with history and rates from the checkpoint.
+    A rate is a function of config and position, and the saved state of its scheduler is not read. The exception is a
+    scheduler that follows a metric (ReduceOnPlateau), with history and rates from the checkpoint.
     """
     length = len(runner.train_dataloader) if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
     epochs = min(epoch, runner.max_epochs) if length else 0
     schedulers = runner.param_schedulers or []
-    done = 0
+    done_epochs = 0
 
     def step(by_epoch: bool) -> None:
         for scheduler in schedulers:
@@ -57,12 +57,12 @@ def step_schedules(runner: Runner, epoch: int, iteration: int, checkpoint: Mappi
 
     for scheduler in schedulers:
         scheduler.optimizer._global_step = 0  # else mmengine warns of an optimizer without steps
-    for number in range(1, min(iteration, runner.max_iters) + 1):
+    for iterations in range(1, min(iteration, runner.max_iters) + 1):
         step(by_epoch=False)
-        if done < epochs and number % length == 0:
-            done += 1
+        if done_epochs < epochs and iterations % length == 0:
+            done_epochs += 1
             step(by_epoch=True)
-    for _ in range(epochs - done):  # a batch sampler may make fewer batches than its length
+    for _ in range(epochs - done_epochs):  # a batch sampler may make fewer batches than its length
         step(by_epoch=True)
     optimizer = checkpoint.get('optimizer', {})
     for scheduler, state in zip(schedulers, checkpoint.get('param_schedulers', ())):

@@ -9,7 +9,7 @@ import torch
 from mmengine.optim import AmpOptimWrapper, MultiStepLR, OptimWrapper
 from torch import nn
 
-from swin_backbone.workbench.resume.optimizer_state import load_optimizer, step_schedules
+from swin_backbone.workbench.resume.optimizer_state import load_optimizer, step_schedulers
 
 OPTIMIZERS = {
     'SGD': dict(lr=0.1, momentum=0.9),
@@ -117,6 +117,6 @@ def test_schedules_step_without_a_warning(recwarn):
     schedule = MultiStepLR(wrapper, milestones=[2], by_epoch=False)
     filters = list(warnings.filters)
     runner = SimpleNamespace(train_loop=None, max_iters=9, param_schedulers=[schedule])
-    step_schedules(runner, 0, 3, {})
+    step_schedulers(runner, 0, 3, {})
     assert wrapper.get_lr()['lr'] == [pytest.approx(0.01)] * 2
     assert (list(recwarn), list(warnings.filters)) == ([], filters)
