@@ -12,9 +12,10 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ...checkpoints.errors import CheckpointError
+from ...checks import DataError
 from ...devices import keep_freed_memory
 from ...openmmlab.compat import has_accelerator
-from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, describe_error
+from ...openmmlab.errors import ConfigError, TrainingStopped, describe_error
 from ...options import Options
 from ...outputs import mark_folder
 from ..configs.check import check_classes
@@ -22,7 +23,7 @@ from ..data.datasets import BuiltDatasets
 from ..resume.loading import install_checkpoint_loaders
 from .compile import compile_model
 from .launchers import is_lost_peer, set_ranks_from_slurm
-from .safe_runner import RunSettings, SafeRunner, find_runner_class
+from .safe_runner import RunSettings, SafeRunner, make_runner_class
 
 LEAD_S = 2  # seconds: the launcher blames the process that ends first, which has to be the lost one
 # Errors of `run_loop` without a traceback
@@ -40,17 +41,17 @@ def build_runner(
 
     Args:
         options: `unsafe_load`, `skip_unreadable` and `compile`.
-        hooks: besides those of the config.
+        hooks: further hooks, besides those of the config.
         needs_all_weights: see `RunSettings`.
-        datasets: of the config, of which some are built; None builds all.
+        datasets: the data sets of the config, of which some are built; None builds all.
     """
     check_classes(cfg)
     install_checkpoint_loaders(options.unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
-    settings = RunSettings(datasets or BuiltDatasets(cfg), options.skip_unreadable, needs_all_weights)
     with _explain_lost_peers():
-        runner = find_runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg, settings)
+        runner: SafeRunner = make_runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
+    runner.settings = RunSettings(datasets or BuiltDatasets(cfg), options.skip_unreadable, needs_all_weights)
     for hook in hooks:
         runner.register_hook(hook)
     if options.compile:
@@ -64,6 +65,9 @@ def build_runner(
 def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     """Train or test.
 
+    Before a phase has worked once, any error is taken for one of the config or the data. Later it is a bug, here or in
+    a library, and keeps its type and traceback.
+
     Returns:
         The model, or the metrics.
 
@@ -72,13 +76,13 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
         DataError, CheckpointError: for a bad file.
         TrainingStopped: if a process of the run is lost, and for further reasons.
     """
-    record = PhaseHook()
-    runner.register_hook(record, priority='VERY_LOW')
+    progress = ProgressHook()
+    runner.register_hook(progress, priority='VERY_LOW')
     try:
         with _explain_lost_peers('; --resume goes on from the last checkpoint' if what == 'train' else ''):
             return runner.train() if what == 'train' else runner.test()
     except Exception as error:
-        if record.phase in record.worked or isinstance(error, RUN_ERRORS):
+        if progress.phase in progress.worked or isinstance(error, RUN_ERRORS):
             raise
         raise ConfigError(describe_error(error)) from error
 
@@ -98,10 +102,10 @@ def _explain_lost_peers(hint: str = '') -> Iterator[None]:
         ) from error
 
 
-class PhaseHook(Hook):
-    """Record the phases that worked once: a training step, a validation with metrics."""
+class ProgressHook(Hook):
+    """Record what runs, and which phases have worked once: a training step, a validation with metrics."""
 
-    phase = 'build'
+    phase = 'build'  # stays so in a test, whose every error is one of the config or the data
     worked: frozenset[str] = frozenset()
 
     def before_train(self, runner: Runner) -> None:

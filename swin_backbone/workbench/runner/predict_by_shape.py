@@ -33,8 +33,8 @@ def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
         def of_group(values: Any, indices: list[int] = indices) -> list[Any]:
             return [values[index] for index in indices]
 
-        part = {name: list(map(of_group, values)) if has_views else of_group(values) for name, values in batch.items()}
-        samples.update(zip(indices, step(part)))
+        group = {name: list(map(of_group, values)) if has_views else of_group(values) for name, values in batch.items()}
+        samples.update(zip(indices, step(group)))
     return [samples[index] for index in range(len(samples))]
 
 

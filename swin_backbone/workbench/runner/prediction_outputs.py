@@ -12,8 +12,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
+from ...checks import DataError
 from ...openmmlab.config_parts import find_class, type_name
-from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import make_temporary_name
 from ..configs.data_parts import find_annotation_file, find_tested_dataset, list_dataset_configs, list_metric_configs
@@ -56,7 +56,8 @@ def write_outputs(
     Raises:
         FileExistsError: if an output exists. See `check_outputs`.
     """
-    segments, hooks = cfg.get('default_scope') == 'mmseg', []
+    segments = cfg.get('default_scope') == 'mmseg'
+    hooks = []
     with ExitStack() as stack:
 
         def folder(path: str) -> Path:

@@ -5,7 +5,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Optional, Union
 
-from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import get_rank
 from mmengine.evaluator import Evaluator
@@ -36,20 +35,32 @@ from .hooks.nan_guard import NonFiniteGuardHook
 from .hooks.signals import SignalHook, StoppedBySignal, init_worker
 from .hooks.validation import BroadcastBuffersHook, MaskAreasHook, PredictByShapeHook
 
-# Beginnings of mmengine's longest records, hundreds of lines before the first iteration
-LONG_RECORDS = (
+# Beginnings of mmengine's longest messages, hundreds of lines before the first iteration
+LONG_MESSAGES = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
     'Hooks will be executed in the following order:\n',
     'paramwise_options -- ',
 )
-# Beginnings of records on mmengine's own code
-INTERNAL_RECORDS = (
+# Beginnings of messages on mmengine's own code
+INTERNAL_MESSAGES = (
     '"FileClient" will be deprecated',
     '"HardDiskBackend" is the alias',
     'Distributed training is not used, all SyncBatchNorm',
 )
 DEFAULT_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
+# The further hooks of every run. Those of equal priority run in this order: see the table in hooks/__init__.py
+HOOK_CLASSES: tuple[type[Hook], ...] = (
+    AdaptCheckpointHook,
+    GuardHook,
+    CurvesHook,
+    EstimateHook,
+    PredictByShapeHook,
+    BroadcastBuffersHook,
+    MaskAreasHook,
+    MetricNamesHook,
+    RepeatValidationHook,
+)
 
 
 class RunSettings(NamedTuple):
@@ -72,20 +83,13 @@ class SafeRunner(Runner):
     Environment, config, hooks and rates of parameters are only in the log file. log_level='DEBUG' prints them.
 
     Attributes:
-        settings: of `from_cfg`.
+        settings: set by `build_runner`, before train() and test() build the loaders.
         resumed_from: path of the resumed checkpoint; None for a new training.
     """
 
     settings: RunSettings
-    phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
+    built_phase = 'train'  # of the loop that is being built: 'train', 'val' or 'test'
     resumed_from: Optional[str] = None
-
-    @classmethod
-    def from_cfg(cls, cfg: Config, settings: RunSettings) -> 'SafeRunner':
-        runner = super().from_cfg(cfg)
-        assert isinstance(runner, cls)
-        runner.settings = settings
-        return runner
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine removes a default hook that is None
@@ -101,17 +105,7 @@ class SafeRunner(Runner):
         is_watched = any(isinstance(hook, NonFiniteGuardHook) for hook in self.hooks)
         if not is_watched and (default_hooks or {}).get('finite', True) is not None:
             self.register_hook(NonFiniteGuardHook())
-        for hook_class in (
-            AdaptCheckpointHook,
-            GuardHook,
-            CurvesHook,
-            EstimateHook,
-            PredictByShapeHook,
-            BroadcastBuffersHook,
-            MaskAreasHook,
-            MetricNamesHook,
-            RepeatValidationHook,
-        ):
+        for hook_class in HOOK_CLASSES:
             self.register_hook(hook_class())
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
@@ -120,7 +114,7 @@ class SafeRunner(Runner):
             if type(handler) is logging.FileHandler:
                 logger.handlers[index] = LogFile(handler)
             elif logger.log_file and handler.level >= logging.INFO:
-                handler.addFilter(lambda record: not record.getMessage().startswith(LONG_RECORDS + INTERNAL_RECORDS))
+                handler.addFilter(lambda record: not record.getMessage().startswith(LONG_MESSAGES + INTERNAL_MESSAGES))
         if logger.log_file:
             hidden = 'environment, config, hooks, the rate of each parameter'
             logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
@@ -129,12 +123,12 @@ class SafeRunner(Runner):
     def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
         """Accelerate the model first, because DistributedDataParallel fixes the strides of parameters.
 
-        In processes without CUDA, BN takes the place of SyncBN, which computes on GPUs alone.
+        In processes without CUDA, BN takes the place of SyncBN, which computes only on GPUs.
         """
         sync_bn = None
         if get_device() == 'cpu':
             sync_bn = self.cfg.pop('sync_bn', None)
-            has_sync_bn = sync_bn or any('SyncBatchNorm' in type(part).__name__ for part in model.modules())
+            has_sync_bn = sync_bn or any('SyncBatchNorm' in type(module).__name__ for module in model.modules())
             if self.distributed and has_sync_bn:
                 model = revert_sync_batchnorm(model)
                 self.logger.warning(
@@ -155,10 +149,10 @@ class SafeRunner(Runner):
             DataError: for wrong annotations, and if the data set cannot be built.
         """
         if isinstance(dataloader, dict):
-            dataset = self.settings.datasets.build(self.phase, dataloader['dataset'])
+            dataset = self.settings.datasets.build(self.built_phase, dataloader['dataset'])
             dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies all but functions
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
-        is_training = self.phase == 'train'
+        is_training = self.built_phase == 'train'
         if get_rank() == 0:
             for sentence in iter_dataset_warnings(loader.dataset, self.settings.datasets.with_masks, is_training):
                 self.logger.warning(sentence)
@@ -172,15 +166,15 @@ class SafeRunner(Runner):
         return super().build_evaluator(evaluator)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
-        self.phase = 'train'
+        self.built_phase = 'train'
         return super().build_train_loop(make_resumable(loop) if isinstance(loop, dict) else loop)
 
     def build_val_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
-        self.phase = 'val'
+        self.built_phase = 'val'
         return super().build_val_loop(loop)
 
     def build_test_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
-        self.phase = 'test'
+        self.built_phase = 'test'
         return super().build_test_loop(loop)
 
     def load_or_resume(self) -> None:
@@ -196,16 +190,21 @@ class SafeRunner(Runner):
             self.resume(path)
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Continue from a checkpoint, as mmengine: see `restore_training_state`.
+        """Continue from a checkpoint.
+
+        mmengine reads the file and calls `AdaptCheckpointHook.after_load_checkpoint` (resume/loading.py), which adapts
+        the weights and restores the position. mmengine then loads the weights, epoch and iteration.
 
         Raises:
             CheckpointError: if the checkpoint does not fit. The run stays unchanged.
         """
-        self._resume, self.resumed_from = True, filename
+        self._resume = True
+        self.resumed_from = filename
         super().resume(filename, *args, **kwargs)
         hook = find_checkpoint_hook(self)
         if hook is not None:
-            hook.saved_iter, hook.saved_path = self.iter, filename
+            hook.saved_iter = self.iter
+            hook.saved_path = filename
 
     @property
     def last_checkpoint(self) -> Optional[str]:
@@ -273,13 +272,13 @@ class LogFile(logging.FileHandler):
         raise
 
 
-def find_runner_class(kind: str) -> type[SafeRunner]:
-    """Return SafeRunner, as a subclass of a config's own `runner_type`.
+def make_runner_class(name: str) -> type[SafeRunner]:
+    """Return SafeRunner, or a class of SafeRunner and a config's own `runner_type`.
 
     Raises:
         ConfigError: if the class is no subclass of mmengine's Runner.
     """
-    runner_type = RUNNERS.get(kind)
-    if not isinstance(runner_type, type) or not issubclass(runner_type, Runner):
-        raise ConfigError(f"runner_type takes a subclass of mmengine's Runner, got {kind!r}")
-    return SafeRunner if runner_type is Runner else type(f'Safe{runner_type.__name__}', (SafeRunner, runner_type), {})
+    own = RUNNERS.get(name)
+    if not isinstance(own, type) or not issubclass(own, Runner):
+        raise ConfigError(f"runner_type takes a subclass of mmengine's Runner, got {name!r}")
+    return SafeRunner if own is Runner else type(f'Safe{own.__name__}', (SafeRunner, own), {})

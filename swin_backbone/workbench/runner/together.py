@@ -22,8 +22,8 @@ def raise_together(errors: list[str], group: Any = None) -> None:
     """Raise ValueError in all processes of a run if one of them has errors. All processes call this function.
 
     Args:
-        group: of `torch.distributed`; None for that of the run.
+        group: a group of `torch.distributed`; None for the group of the run.
     """
-    sentences = [sentence for part in all_gather_object(errors, group) for sentence in part]
+    sentences = [sentence for errors_of_rank in all_gather_object(errors, group) for sentence in errors_of_rank]
     if sentences:
         raise ValueError(sentences[0])

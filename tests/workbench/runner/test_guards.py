@@ -14,7 +14,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS
 
 from swin_backbone import NonFiniteGuardHook, load
-from swin_backbone.openmmlab.errors import DataError, TrainingStopped
+from swin_backbone.checks import DataError
+from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.options import Options
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.runner.predict_by_shape import predict_by_shape

@@ -64,7 +64,7 @@ def test_a_process_that_is_lost_while_the_runner_is_built(monkeypatch):
     def lose_a_peer(*_):
         raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4321')
 
-    monkeypatch.setattr(build, 'find_runner_class', lambda *_: SimpleNamespace(from_cfg=lose_a_peer))
+    monkeypatch.setattr(build, 'make_runner_class', lambda *_: SimpleNamespace(from_cfg=lose_a_peer))
     monkeypatch.setattr(build, 'check_classes', lambda _: None)
     monkeypatch.setattr(build, 'LEAD_S', 0)
     monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)

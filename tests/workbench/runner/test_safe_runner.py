@@ -17,7 +17,7 @@ from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench.process import leave_out_broken_torchvision
 from swin_backbone.workbench.resume.checkpoint_hook import WholeCheckpointHook
-from swin_backbone.workbench.runner.safe_runner import INTERNAL_RECORDS, LONG_RECORDS, SafeRunner
+from swin_backbone.workbench.runner.safe_runner import INTERNAL_MESSAGES, LONG_MESSAGES, SafeRunner
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def built(tmp_path, capsys):
 
 def test_what_is_hundreds_of_lines_goes_to_the_file_alone(built):
     printed, log = built()
-    for beginning in LONG_RECORDS:
+    for beginning in LONG_MESSAGES:
         assert beginning in log  # a record of this beginning is still written
         assert beginning not in printed
     assert 'environment, config, hooks, the rate of each parameter: see ' in printed
@@ -45,15 +45,15 @@ def test_what_is_hundreds_of_lines_goes_to_the_file_alone(built):
 
 def test_log_level_debug_prints_it_too(built):
     printed, _log = built(log_level='DEBUG')
-    assert all(beginning in printed for beginning in LONG_RECORDS)
+    assert all(beginning in printed for beginning in LONG_MESSAGES)
 
 
 def test_a_training_prints_no_warning_of_mmengine_on_its_own_code(tmp_path):
     assert run(config(tmp_path, epochs=1), log=tmp_path / 'log') == 0
     (file,) = tmp_path.glob('*/*.log')
-    assert any(beginning in file.read_text() for beginning in INTERNAL_RECORDS)
+    assert any(beginning in file.read_text() for beginning in INTERNAL_MESSAGES)
     printed = (tmp_path / 'log').read_text()
-    assert not [beginning for beginning in INTERNAL_RECORDS if beginning in printed]
+    assert not [beginning for beginning in INTERNAL_MESSAGES if beginning in printed]
     assert 'UserWarning' not in printed  # of the schedules, on steps that were replaced
 
 

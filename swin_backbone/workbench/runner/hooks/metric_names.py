@@ -20,7 +20,7 @@ from .val_loss import ValLossHook
 class MetricNamesHook(Hook):
     """Compare the metrics that a config names with those of a trial validation, before the first step.
 
-    Named are metrics by `save_best` of CheckpointHook, and by `monitor` of EarlyStoppingHook and of a schedule that
+    Named are metrics by `save_best` of CheckpointHook, and by `monitor` of EarlyStoppingHook and of a scheduler that
     follows a metric. The trial is a validation of one picture for each process, with copies of the metrics. A trial
     that fails is ignored: some metrics need more than one picture. There is no trial if a foreign loop or hook
     may add metrics.
@@ -53,9 +53,9 @@ class MetricNamesHook(Hook):
 
 
 def _may_add_metrics(hook: Hook) -> bool:
-    kind = type(hook)
-    is_known = kind.__module__.partition('.')[0] in ('mmengine', __name__.partition('.')[0])
-    return kind.after_val_epoch is not Hook.after_val_epoch and not is_known
+    cls = type(hook)
+    is_known = cls.__module__.partition('.')[0] in ('mmengine', __name__.partition('.')[0])
+    return cls.after_val_epoch is not Hook.after_val_epoch and not is_known
 
 
 def _iter_named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
@@ -65,14 +65,15 @@ def _iter_named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
             yield from (('default_hooks.checkpoint.save_best', name) for name in hook.save_best or () if name != 'auto')
         elif isinstance(hook, EarlyStoppingHook):
             yield 'monitor of EarlyStoppingHook', hook.monitor
-    schedules = runner.param_schedulers if isinstance(runner.param_schedulers, list) else ()
-    for schedule in schedules:
-        if getattr(schedule, 'need_val_args', False):
-            yield f'monitor of {type(schedule).__name__}', schedule.monitor
+    schedulers = runner.param_schedulers if isinstance(runner.param_schedulers, list) else ()
+    for scheduler in schedulers:
+        if getattr(scheduler, 'need_val_args', False):
+            yield f'monitor of {type(scheduler).__name__}', scheduler.monitor
 
 
 def _trial_metrics(runner: Runner) -> dict[str, float]:
-    loader, evaluator = runner.val_loop.dataloader, copy.copy(runner.val_loop.evaluator)
+    loader = runner.val_loop.dataloader
+    evaluator = copy.copy(runner.val_loop.evaluator)
     evaluator.metrics = [_copy_metric(metric) for metric in evaluator.metrics]
     errors: list[str] = []
     for metric in evaluator.metrics:

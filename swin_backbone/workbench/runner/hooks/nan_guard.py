@@ -1,6 +1,6 @@
 """Skip the steps of a training whose loss or gradient is not finite. One such step would make every weight NaN."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, NamedTuple, Optional
 
@@ -23,7 +23,7 @@ MAX_NAMED = 16  # images in a warning
 class SteppedBatch(NamedTuple):
     """A batch of the current step."""
 
-    outputs: dict[str, Tensor]  # loss terms and other logged numbers; a skipped step alone reads them
+    outputs: dict[str, Tensor]  # loss terms and other logged numbers; only a skipped step reads them
     images: list[str]
 
 
@@ -50,7 +50,8 @@ class NonFiniteGuardHook(Hook):
     def __init__(self, max_in_a_row: int = 10) -> None:
         self.max_in_a_row = max_in_a_row
         self.skipped_in_a_row = 0
-        self.wrapper: Optional[OptimWrapper] = None
+        self.wrapper: Optional[OptimWrapper] = None  # of a running training
+        self.step: Optional[Callable[..., None]] = None  # of the wrapper, before it was replaced
         self.problem: Optional[str] = None  # of a skipped step: 'loss' or 'gradient norm'
         # Of the current step:
         self.loss_flags: list[Tensor] = []  # whether the loss of a batch is finite
@@ -62,7 +63,8 @@ class NonFiniteGuardHook(Hook):
         if isinstance(wrapper, OptimWrapperDict):
             runner.logger.warning('NonFiniteGuardHook does not watch several optimizers.')
             return
-        update_params, step = wrapper.update_params, wrapper.step
+        update_params = wrapper.update_params
+        step = wrapper.step
 
         def update_params_and_watch(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             self.loss_flags.append(torch.isfinite(loss.detach()).all())
@@ -70,7 +72,7 @@ class NonFiniteGuardHook(Hook):
 
         @wraps(step)  # keeps the attribute that schedules put on `step`
         def step_if_finite(**kwargs: Any) -> None:
-            loss_is_finite, gradient_is_finite = _agree(self.loss_flags, _check_gradients(wrapper))
+            loss_is_finite, gradient_is_finite = _all_ranks(self.loss_flags, _check_gradients(wrapper))
             self.loss_flags.clear()
             if loss_is_finite and gradient_is_finite:
                 self.skipped_in_a_row = 0
@@ -86,8 +88,10 @@ class NonFiniteGuardHook(Hook):
                 if scales:  # the wrapper skips the step too, and adapts its scale
                     step(**kwargs)
 
-        wrapper.update_params, wrapper.step = update_params_and_watch, step_if_finite
-        self.wrapper, self.step = wrapper, step
+        wrapper.update_params = update_params_and_watch
+        wrapper.step = step_if_finite
+        self.wrapper = wrapper
+        self.step = step
 
     def after_train(self, runner: Runner) -> None:
         if self.wrapper is not None:
@@ -109,8 +113,8 @@ class NonFiniteGuardHook(Hook):
         self.batches.append(SteppedBatch(numbers, list(_iter_image_names(data_batch))))
         if not self.wrapper.should_update():
             return
-        batches, problem = self.batches, self.problem
-        self.batches, self.problem = [], None
+        batches, self.batches = self.batches, []
+        problem, self.problem = self.problem, None
         if problem is None:
             return
         for buffer, before in self.buffers:
@@ -133,13 +137,13 @@ class NonFiniteGuardHook(Hook):
             )
 
 
-def _agree(*lists: list[Tensor]) -> list[bool]:
+def _all_ranks(*lists: list[Tensor]) -> list[bool]:
     """Return for each list whether all its flags are true on all ranks. A call waits once for the device."""
     device = next((flag.device for flags in lists for flag in flags), None)
     true = torch.ones((), dtype=torch.int32, device=device)
-    agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in lists])
-    all_reduce(agreed, op='min')
-    return agreed.bool().tolist()
+    are_true = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in lists])
+    all_reduce(are_true, op='min')
+    return are_true.bool().tolist()
 
 
 def _check_gradients(wrapper: OptimWrapper) -> list[Tensor]:

@@ -21,7 +21,7 @@ from ...resume.checkpoint_hook import WholeCheckpointHook, describe_last_checkpo
 
 # EX_TEMPFAIL of sysexits.h: "temporary failure, try again". Shells, Python, torchrun and signals use other values, and
 # a scheduler can requeue by this value.
-RESUMABLE = 75
+EXIT_RESUMABLE = 75
 
 NOTHING, SAVE, STOP = range(3)  # the larger number wins
 ACTIONS = {
@@ -65,7 +65,8 @@ class SignalHook(Hook):
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
         self.last_agreement_at = time.perf_counter()
-        self.last_agreement_iter, self.next_agreement_iter = runner.iter, 0
+        self.last_agreement_iter = runner.iter
+        self.next_agreement_iter = 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             taken = [number for number in ACTIONS if signal.getsignal(number) is not signal.SIG_IGN]
             self.earlier_handlers = tuple((number, signal.signal(number, self._receive)) for number in taken)
@@ -109,8 +110,10 @@ class SignalHook(Hook):
         if ACTIONS[number] == SAVE:
             self.save_requested = True
         elif not self.stop_requested:
-            self.stop_requested, self.stop_requested_at = True, now
-            self.stop_number, self.stop_reason = number, signal.Signals(number).name
+            self.stop_requested = True
+            self.stop_requested_at = now
+            self.stop_number = number
+            self.stop_reason = signal.Signals(number).name
         elif now - self.stop_requested_at > REPEATED_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(self.process, number)
@@ -120,7 +123,7 @@ class SignalHook(Hook):
         action = STOP if self.stop_requested else SAVE if self.save_requested else NOTHING
         self.save_requested = False  # a later signal saves again
         if runner.world_size > 1:
-            action = self._agree(action, iteration)
+            action = self._agree_on_action(action, iteration)
         if action == NOTHING:
             return
         hook = find_checkpoint_hook(runner)
@@ -131,13 +134,15 @@ class SignalHook(Hook):
             self._stop(runner, hook, iteration)
         runner.logger.info(f'SIGUSR1: {describe_last_checkpoint(hook)}')
 
-    def _agree(self, action: int, iteration: int) -> int:
+    def _agree_on_action(self, action: int, iteration: int) -> int:
         """Return the largest action of all ranks, and plan the next agreement by the speed of the slowest rank."""
-        now, steps = time.perf_counter(), iteration - self.last_agreement_iter
+        now = time.perf_counter()
+        steps = iteration - self.last_agreement_iter
         largest = torch.tensor([action, now - self.last_agreement_at])
         all_reduce(largest, op='max')
         agreed_action, seconds = largest.tolist()
-        self.last_agreement_at, self.last_agreement_iter = now, iteration
+        self.last_agreement_at = now
+        self.last_agreement_iter = iteration
         if steps:  # a validation has none
             self.next_agreement_iter = iteration + max(1, int(AGREEMENT_S * steps / seconds))
         return int(agreed_action)
@@ -148,11 +153,11 @@ class SignalHook(Hook):
             runner.logger.warning(message)
             raise StoppedBySignal(message, 128 + self.stop_number)
         message = (
-            f'{self.stop_reason}: training stops after iteration {iteration} (exit code {RESUMABLE}). '
+            f'{self.stop_reason}: training stops after iteration {iteration} (exit code {EXIT_RESUMABLE}). '
             f'{describe_last_checkpoint(hook)}'
         )
         runner.logger.info(message)
-        raise StoppedBySignal(message, RESUMABLE)
+        raise StoppedBySignal(message, EXIT_RESUMABLE)
 
 
 def init_worker(worker_init_fn: Optional[Callable[[int], None]], worker_id: int) -> None:

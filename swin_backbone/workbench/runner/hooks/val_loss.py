@@ -28,7 +28,7 @@ NUM_PICTURES = 'pictures'  # their number, beside sums of losses
 class ValLossHook(Hook):
     """Add the losses on the validation set to its metrics: `val_loss`, and `val_` before the name of each term.
 
-    `val_iter` is the iteration of the validation, since mmengine's log has the epoch alone.
+    `val_iter` is the iteration of the validation, since mmengine's log has only the epoch.
 
     A copy of the model, which shares the parameters, computes the losses without gradients. Dropout, drop path and
     batch norm are as in validation. Modules with a method `loss` are in training mode, because detectors and heads
@@ -38,10 +38,10 @@ class ValLossHook(Hook):
     does a data set whose config has no pipeline.
 
     In a run of several processes, an error of one ends the losses of all. A process that another one waits for longer
-    than `wait`, as in a loss where processes share a number, ends the training.
+    than `timeout`, as in a loss where processes share a number, ends the training.
     """
 
-    wait = timedelta(minutes=10)
+    timeout = timedelta(minutes=10)
     group: Any = None  # of all processes, for their errors; None in a run of one
     loader: Optional[DataLoader[Any]] = None
     num_pictures = 0  # of this process
@@ -66,7 +66,7 @@ class ValLossHook(Hook):
         num_batches = len(range(0, len(dataset), batch * runner.world_size))  # of the first process
         self.num_pictures = len(indices)
         if runner.world_size > 1:  # a group of its own, because a loss may wait in the group of the training
-            self.group = distributed.new_group(backend='gloo', timeout=self.wait)
+            self.group = distributed.new_group(backend='gloo', timeout=self.timeout)
         self.loader = DataLoader(
             dataset,
             batch_sampler=batches + [[0]] * (num_batches - len(batches)),  # a further batch does not count
@@ -92,10 +92,10 @@ class ValLossHook(Hook):
             self._give_up(runner, describe_error(error))
             return
         totals: Counter[str] = Counter()
-        for part in all_gather_object(sums):
-            totals.update(part)
-        number = totals.pop(NUM_PICTURES, 1)
-        means = {f'val_{name}': total / number for name, total in totals.items()}
+        for sums_of_process in all_gather_object(sums):
+            totals.update(sums_of_process)
+        num_pictures = totals.pop(NUM_PICTURES, 1)
+        means = {f'val_{name}': total / num_pictures for name, total in totals.items()}
         for name, value in {**means, VAL_ITER: runner.iter}.items() if means else ():
             metrics[name] = value
             runner.message_hub.log_scalars.pop(f'val/{name}', None)  # mmengine would log a mean with earlier values
@@ -112,13 +112,14 @@ class ValLossHook(Hook):
         """
         errors: list[str] = []
         sums: Counter[str] = Counter()
-        batches, left = iter(self.loader or ()), self.num_pictures
+        batches = iter(self.loader or ())
+        left = self.num_pictures
         with collect_error(errors):
             model = _copy_for_losses(runner.model)
         for _ in range(len(self.loader or ())):
             with collect_error(errors):
                 data = model.data_preprocessor(next(batches), True)
-            self._agree(runner, errors)
+            self._raise_together(runner, errors)
             with collect_error(errors):
                 with runner.optim_wrapper.optim_context(model):
                     losses = model(**data, mode='loss')
@@ -127,10 +128,10 @@ class ValLossHook(Hook):
                 left -= pictures
                 means = {name: float(value) for name, value in values.items() if 'loss' in name}
                 sums.update({NUM_PICTURES: pictures, **{name: mean * pictures for name, mean in means.items()}})
-        self._agree(runner, errors)
+        self._raise_together(runner, errors)
         return sums
 
-    def _agree(self, runner: Runner, errors: list[str]) -> None:
+    def _raise_together(self, runner: Runner, errors: list[str]) -> None:
         try:
             raise_together(errors, self.group)
         except RuntimeError as error:  # of torch.distributed
@@ -144,11 +145,11 @@ class ValLossHook(Hook):
 def _copy_for_losses(model: Any) -> Any:
     """Return a copy of a model that shares its parameters: see `ValLossHook`."""
     model = model.module if is_model_wrapper(model) else model
-    held = [value for part in model.modules() for _, value in walk(vars(part)) if isinstance(value, torch.Tensor)]
+    held = [value for module in model.modules() for _, value in walk(vars(module)) if isinstance(value, torch.Tensor)]
     shared = [value for value in held if isinstance(value, nn.Parameter) or not value.is_leaf]  # CondInst keeps maps
     model = copy.deepcopy(model, {id(value): value for value in shared}).eval()
-    for part in model.modules():
-        part.training = hasattr(type(part), 'loss')
+    for module in model.modules():
+        module.training = hasattr(type(module), 'loss')
     model.data_preprocessor.batch_augments = None
     return model
 
@@ -170,5 +171,5 @@ def make_loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, 
 
 
 def _loads_labels(step: dict[str, Any]) -> bool:
-    kind = type_name(step)
-    return kind == 'ConvertBoxType' or (kind.startswith('Load') and kind.endswith('Annotations'))
+    name = type_name(step)
+    return name == 'ConvertBoxType' or (name.startswith('Load') and name.endswith('Annotations'))

@@ -26,7 +26,8 @@ class PredictByShapeHook(Hook):
         """Replace the step. mmengine calls this method before each epoch of a training, validation or test."""
         if mode == 'train':
             return
-        model, name = runner.model, f'{mode}_step'
+        model = runner.model
+        name = f'{mode}_step'
         before = vars(model).get(name)  # a method that a user has set on the instance
 
         def restore() -> None:

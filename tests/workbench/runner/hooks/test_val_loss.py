@@ -211,7 +211,7 @@ class Shares(toy_training.Toy):
 class Limit(ValLossHook):
     """Compute the losses, and end a process that waits without an end."""
 
-    wait = timedelta(seconds=10)
+    timeout = timedelta(seconds=10)
 
     def before_train(self, runner):
         signal.alarm(60)
