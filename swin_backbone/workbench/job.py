@@ -1,7 +1,7 @@
 """What tools/ and `swin_backbone.load` do with a config: train, test, report, predict, export.
 
-`Job` reads a config and the data of a user, and combines both (resolve.py). Everything else is a function of it, and
-changes copies of its config.
+`Job` reads a config and the data of a user, and combines both (resolve.py). Everything else takes a job, and changes
+copies of its config.
 """
 
 import copy
@@ -12,7 +12,6 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.utils import import_modules_from_strings
 
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
@@ -22,10 +21,10 @@ from ..outputs import REPORT_JSON, lock_folder
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
 from .configs.published import find_weights, set_load_from
-from .configs.training_settings import require_no_second_values
+from .configs.training_settings import refuse_keys_of_options
 from .data.annotations import uses_masks
 from .data.prepare.config import describe_lost_weights
-from .data.prepare.prepare import Dataset, prepare
+from .data.prepare.prepare import UserData, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
@@ -43,12 +42,12 @@ class Job:
 
     Args:
         config: a file, `mmdet::...`, `mmseg::...` or `swin_backbone::...`, or a loaded config, which stays unchanged.
-        options: of the command.
+        options: the options of the command.
 
     Attributes:
         cfg: the config of `combine`, without settings of a training.
-        options: of the command.
-        data: of the user; None for those of the config.
+        options: the options of the command.
+        data: the data of the user; None for those of the config.
         is_main_process: this process is the first of the run.
 
     Raises:
@@ -62,10 +61,10 @@ class Job:
         for name, dependent in (('backbone', ('at', 'recipe')), ('data', ('annotations', 'classes'))):
             if getattr(options, name) is None:
                 refuse_options(options, dependent, f'needs --{name}, which is missing')
-        require_no_second_values(options)
+        refuse_keys_of_options(options)
         self.is_main_process = read_rank(options.launcher) == 0
         base = config if isinstance(config, Config) else read_config(config)
-        data: Optional[Dataset] = None
+        data: Optional[UserData] = None
         if options.data is not None:
             data = prepare(
                 options.data,
@@ -78,9 +77,6 @@ class Job:
             self.print(*data.lines)
         self.data = data
         self.cfg = combine(base, options, data)
-        if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
-            # mmengine imports only the modules in the file
-            import_modules_from_strings(**self.cfg.custom_imports)
         if data:
             self.print(*describe_lost_weights(base, self.cfg))
 
@@ -127,7 +123,9 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         ValueError: for an error in the checkpoint, the config or the data.
         FileExistsError: if an output exists.
     """
-    cfg, options, outputs = copy.deepcopy(job.cfg), job.options, outputs or OutputOptions()
+    cfg = copy.deepcopy(job.cfg)
+    options = job.options
+    outputs = outputs or OutputOptions()
     if is_exported(checkpoint):
         _refuse_checkpoint_options(options, checkpoint)
         if outputs.tta:

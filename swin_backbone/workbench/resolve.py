@@ -2,12 +2,12 @@
 
 1. `combine`, for all commands, swaps the backbone, replaces the data, and applies `--cfg-options`, whose keys may be of
    the new backbone.
-2. `resolve_training`, for a training alone, sets what its options name, and scales the schedule to the pictures of an
+2. `resolve_training`, only for a training, sets what its options name, and scales the schedule to the pictures of an
    epoch.
 
-The second applies `--cfg-options` again after each change, so that a key of the user stays. Two exceptions: keys of
-`param_scheduler` once an entry of it is gone, and the backbone's `init_cfg` beside `--weights`. The result is a plain
-config of its toolbox, whose own tools/train.py trains it.
+The second applies `--cfg-options` again after each change, so that a key of the user stays, except keys of
+`param_scheduler` if an entry was removed (the indices move), and the backbone's `init_cfg` beside `--weights`. The
+result is a plain config of its toolbox, whose own tools/train.py trains it.
 """
 
 import copy
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config
+from mmengine.utils import import_modules_from_strings
 
 from ..openmmlab.config_parts import iter_parts, summarize, type_name
 from ..openmmlab.errors import ConfigError
@@ -31,13 +32,17 @@ from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
-from .data.prepare.prepare import Dataset
+from .data.prepare.prepare import UserData
 from .runner.launchers import read_rank, read_world_size
 
 LR = 'optim_wrapper.optimizer.lr'
+SCALED_NOTE = (
+    'of --cfg-options is scaled with the schedule: an entry of param_scheduler has no length left and is removed, so '
+    'the indices have moved'
+)
 
 
-def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
+def combine(config: Config, options: Options, data: Optional[UserData] = None) -> Config:
     """Return a config with another backbone, other data, and `cfg_options`. `config` stays unchanged.
 
     Args:
@@ -50,18 +55,20 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         ValueError: for an unknown backbone or key.
     """
     cfg_options = options.cfg_options or {}
-    backbone, is_main_process = options.backbone, not read_rank(options.launcher)
-    cfg: Config = (
-        swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin', verbose=is_main_process)
-        if backbone
-        else copy.deepcopy(config)
-    )
+    backbone = options.backbone
+    is_main_process = read_rank(options.launcher) == 0
+    if backbone:
+        cfg = swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin', verbose=is_main_process)
+    else:
+        cfg = copy.deepcopy(config)
     if 'type' in (cfg.get('train_cfg') or {}):
         cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
     if data is not None:
         put_data(cfg, data)
         for _, dataset in list_dataset_configs(cfg, 'train'):
-            dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
+            # Small pictures, and those without objects, are trained on. Here, not in `put_data`: --cfg-options may set
+            # it again without contradicting --data
+            dataset.pop('filter_cfg', None)
     if options.workers is not None:
         set_workers(cfg, options.workers)
     apply_options(cfg, cfg_options)
@@ -71,10 +78,12 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
     name = Path(config.filename or 'config').stem + (f'_{backbone}' if backbone else '')
     cfg.work_dir = str(options.work_dir or cfg.get('work_dir') or Path('work_dirs', name))
     cfg.launcher = options.launcher
+    if any(key.lstrip('+').startswith('custom_imports') for key in cfg_options):
+        import_modules_from_strings(**cfg.custom_imports)  # mmengine imports only the modules in the file
     return cfg
 
 
-def _require_agreement(cfg: Config, data: Dataset, cfg_options: dict[str, Any]) -> None:
+def _require_agreement(cfg: Config, data: UserData, cfg_options: dict[str, Any]) -> None:
     """Raise ConfigError if `cfg_options` set a key that the data decide."""
     refilled = copy.deepcopy(cfg)
     put_data(refilled, data)
@@ -98,32 +107,34 @@ class Training(NamedTuple):
     changes: list[str]
 
 
-def resolve_training(config: Config, options: Options, data: Optional[Dataset] = None) -> Training:
+def resolve_training(config: Config, options: Options, data: Optional[UserData] = None) -> Training:
     """Return the training of a config, which stays unchanged. Data sets are read if the options need them.
 
     Args:
         config: of `combine`.
         options: settings of the training, `cfg_options`, `amp`, `weights`, `resume`, `vis` and `launcher`.
-        data: of the config, if they are of the user.
+        data: the data of the user, if `config` has them.
 
     Raises:
         ConfigError: if options contradict each other, or the config cannot take one of these.
         DataError: for wrong data.
     """
     cfg: Config = copy.deepcopy(config)
-    datasets, changes = BuiltDatasets(cfg), list[str]()
+    datasets = BuiltDatasets(cfg)
+    changes: list[str] = []
     if data is not None or any(getattr(options, name) != DEFAULTS[name] for name in TRAINING_OPTIONS.split()):
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         apply_settings(cfg, options)
         apply_options(cfg, options.cfg_options or {})
         use_load_picture(cfg)
-        processes, plan = read_world_size(options.launcher), _find_epoch_plan(datasets, options, data)
+        world_size = read_world_size(options.launcher)
+        plan = _find_epoch_plan(datasets, options, data)
         if plan is not None:
-            moved = apply_epoch_plan(cfg, options, data, plan, processes)
-            changes += [plan.line, *(f'{key}: scaled too, because an entry of the schedule is gone' for key in moved)]
+            scaled_keys = apply_epoch_plan(cfg, options, data, plan, world_size)
+            changes += [plan.line, *(f'{key} {SCALED_NOTE}' for key in scaled_keys)]
         if not options.auto_scale_lr and (options.batch is not None or data is not None):
-            changes.append(describe_lr(cfg, processes, options.lr is not None or LR in (options.cfg_options or {})))
+            changes.append(describe_lr(cfg, world_size, options.lr is not None or LR in (options.cfg_options or {})))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
     if options.amp:
@@ -137,24 +148,29 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     return Training(cfg, datasets, changes)
 
 
-def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
-    """Return the plan of an epoch; None if no setting depends on it. Data sets are built if the index has no number."""
+def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[UserData]) -> Optional[EpochPlan]:
+    """Return the plan of an epoch; None if no setting depends on it.
+
+    The index of --data has the number of pictures. With --epochs, --balance or a ClassBalancedDataset, the data sets
+    are built and counted.
+    """
     if options.epochs is None and not options.balance:
         if data is None:
             return None
         parts = [part for _, part in iter_parts(datasets.cfg.train_dataloader.dataset, 'dataset')]
         if 'ClassBalancedDataset' not in map(type_name, parts):
+            # The wrappers are a chain around one data set: `put_data` leaves no other
             times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
             return EpochPlan(data.splits['train'].num_pictures * times)
     return plan_epoch(datasets, options.balance)
 
 
 def apply_epoch_plan(
-    cfg: Config, options: Options, data: Optional[Dataset], plan: EpochPlan, processes: int = 1
+    cfg: Config, options: Options, data: Optional[UserData], plan: EpochPlan, world_size: int = 1
 ) -> list[str]:
     """Scale the schedule of a training to its pictures, and balance its classes, in place.
 
-    Without `data` and `options.epochs`, the schedule stays. Returns the keys of options whose schedules have moved.
+    Without `data` and `options.epochs`, the schedule stays. Returns the keys of `cfg_options` that are scaled too.
 
     Args:
         cfg: with the other settings of the training.
@@ -163,17 +179,18 @@ def apply_epoch_plan(
     Raises:
         ConfigError: if the config has no length, or weights of classes beside `balance`.
     """
-    cfg_options, moved = options.cfg_options or {}, list[str]()
+    cfg_options = options.cfg_options or {}
+    scaled_keys: list[str] = []
     if options.epochs is not None or data is not None:
-        num_schedules = len(cfg.get('param_scheduler') or ())
-        scale_schedule(cfg, plan.num_pictures, processes, options.epochs)
-        if len(cfg.get('param_scheduler') or ()) != num_schedules:
-            moved = [key for key in cfg_options if key.lstrip('+').startswith('param_scheduler.')]
-            cfg_options = {key: value for key, value in cfg_options.items() if key not in moved}
+        num_schedulers = len(cfg.get('param_scheduler') or ())
+        scale_schedule(cfg, plan.num_pictures, world_size, options.epochs)
+        if len(cfg.get('param_scheduler') or ()) != num_schedulers:
+            scaled_keys = [key for key in cfg_options if key.lstrip('+').startswith('param_scheduler.')]
+            cfg_options = {key: value for key, value in cfg_options.items() if key not in scaled_keys}
         apply_options(cfg, cfg_options)
     if options.balance:
-        twice = [key for key in cfg_options if 'class_weight' in key] if plan.class_weights else []
-        if twice:
-            raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
+        conflicts = [key for key in cfg_options if 'class_weight' in key] if plan.class_weights else []
+        if conflicts:
+            raise ConfigError(f'--balance and --cfg-options {conflicts[0]} are one setting: leave out one of them')
         apply_balance(cfg, plan)  # last, because keys of options refer to the wrapped data set
-    return moved
+    return scaled_keys

@@ -17,9 +17,9 @@ def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
         ValueError: if the config has another kind of optimizer wrapper, or for float16 on a CPU.
     """
     of_bfloat16 = Bfloat16OptimWrapper.__name__
-    kind = type_name({'type': 'OptimWrapper', **cfg.optim_wrapper})  # mmengine's default
-    if kind not in ('OptimWrapper', 'AmpOptimWrapper', of_bfloat16):
-        raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={kind!r}')
+    name = type_name({'type': 'OptimWrapper', **cfg.optim_wrapper})  # mmengine's default
+    if name not in ('OptimWrapper', 'AmpOptimWrapper', of_bfloat16):
+        raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={name!r}')
     if check_amp(dtype, 'cuda' if has_accelerator() else 'cpu') == 'float16':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
@@ -27,8 +27,8 @@ def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
             cfg.optim_wrapper.dtype = dtype
     else:
         cfg.optim_wrapper.type = of_bfloat16
-        for name in ('loss_scale', 'dtype', 'use_fsdp'):  # arguments of AmpOptimWrapper
-            cfg.optim_wrapper.pop(name, None)
+        for key in ('loss_scale', 'dtype', 'use_fsdp'):  # arguments of AmpOptimWrapper
+            cfg.optim_wrapper.pop(key, None)
 
 
 def enable_amp_of_test(cfg: Config, dtype: str = 'auto') -> None:

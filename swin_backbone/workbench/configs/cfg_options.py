@@ -94,7 +94,8 @@ def _set(cfg: Config, path: list[str], value: Any, adds: bool) -> None:
     node: Any = cfg._cfg_dict
     for depth, name in enumerate(path):
         key: Any = name
-        where, is_last = '.'.join(path[:depth]), depth == len(path) - 1
+        where = '.'.join(path[:depth])
+        is_last = depth == len(path) - 1
         if isinstance(node, list):
             if not name.isdecimal() or int(name) >= len(node):
                 raise ValueError(
@@ -125,15 +126,15 @@ def _takes(node: dict[str, Any], where: str, name: str) -> bool:
     return where.endswith('_dataloader') or where == 'randomness'  # functions that refuse unknown arguments
 
 
-def _list_arguments(kind: Any) -> set[str]:
+def _list_arguments(class_or_name: Any) -> set[str]:
     """Return the arguments of a class, or of all registered classes of a name."""
-    classes = [kind]
-    if isinstance(kind, str):
+    classes = [class_or_name]
+    if isinstance(class_or_name, str):
         roots = [entry for entry in vars(registry).values() if isinstance(entry, Registry)]
         classes = []
         for root in roots:
             with root.switch_scope_and_registry(None) as scoped:
-                classes.append(scoped.get(kind))
+                classes.append(scoped.get(class_or_name))
     return {
         name for cls in classes if cls for base in getattr(cls, '__mro__', (cls,)) for name in _list_parameters(base)
     }
@@ -149,7 +150,8 @@ def _list_parameters(function: Any) -> set[str]:
 
 def _describe_unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
     """Return a message with the unknown part of a key and the nearest known key."""
-    option, parent = '.'.join(path), '.'.join(path[:depth])
+    option = '.'.join(path)
+    parent = '.'.join(path[:depth])
     names = [*node, *(_list_arguments(node['type']) if 'type' in node else ())]
     near_names = get_close_matches(path[depth], names, 1)
     nearest = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in near_names]

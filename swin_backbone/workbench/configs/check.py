@@ -17,7 +17,7 @@ from ...openmmlab.errors import ConfigError
 from .data_parts import list_dataset_configs
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
-SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head')  # models with classes of several kinds
+HEADS_OF_MORE_CLASSES = ('panoptic_fusion_head', 'semantic_head')  # of models with classes of several kinds
 
 
 def check_classes(cfg: Config) -> None:
@@ -42,17 +42,18 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
     model = cfg.get('model') or {}
     if not classes or 'language_model' in model:
         return
-    heads = () if any(name in model for name in SEVERAL_CLASSES) else CLASS_HEADS
+    heads = () if any(name in model for name in HEADS_OF_MORE_CLASSES) else CLASS_HEADS
     for key, head in walk(model, 'model'):
         name = re.sub(r'(\.\d+)+$', '', key).rpartition('.')[2]  # without indices of lists
         is_solo = key == 'model.mask_head' and 'bbox_head' not in model  # elsewhere, unused masks do no harm
-        numbers = ['num_classes'] if name in heads or is_solo else ['num_things_classes', 'num_stuff_classes']
-        if not isinstance(head, dict) or not all(isinstance(head.get(number), int) for number in numbers):
+        names_of_counts = ['num_classes'] if name in heads or is_solo else ['num_things_classes', 'num_stuff_classes']
+        if not isinstance(head, dict) or not all(isinstance(head.get(name), int) for name in names_of_counts):
             continue
-        if sum(head[number] for number in numbers) != len(classes):
+        counts = [head[name] for name in names_of_counts]
+        if sum(counts) != len(classes):
             raise ConfigError(
-                f'{key}.{" + ".join(numbers)} takes {len(classes)}, the classes of {where}, got '
-                f'{" + ".join(str(head[number]) for number in numbers)}'
+                f'{key}.{" + ".join(names_of_counts)} takes {len(classes)}, the classes of {where}, got '
+                f'{" + ".join(map(str, counts))}'
             )
 
 

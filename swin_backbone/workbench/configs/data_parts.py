@@ -102,10 +102,9 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
             if isinstance(classes, str) and not os.path.isfile(classes):  # ('person'), which mmengine takes for letters
                 raise ValueError(f'{where}.metainfo.classes takes a list of names, or a file of them, got {classes!r}')
             if not dataset.get('backend_args'):
-                root, prefix = dataset.get('data_root') or '', dataset.get('data_prefix') or {}
-                folders = prefix.items() if isinstance(prefix, dict) else ()
-                paths = {f'data_prefix.{name}': path for name, path in folders}
-                for key, path in {'ann_file': dataset.get('ann_file'), 'data_prefix': prefix, **paths}.items():
+                root = dataset.get('data_root') or ''
+                stated = {key: dataset.get(key) for key in ('ann_file', 'data_prefix')}
+                for key, path in walk(stated):
                     if isinstance(path, str) and path:  # joined as in mmengine's BaseDataset
                         _require(os.path.join(root, path), f'{where}.{key}', f'{where}.data_root')
                 if root:

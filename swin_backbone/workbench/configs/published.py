@@ -27,7 +27,7 @@ def find_weights(weights: str) -> str:
             `.py`. The metafiles of this package are searched first, then those of the installed toolboxes.
 
     Raises:
-        ConfigError: (a ValueError) if it is none of them; the message has similar names.
+        ConfigError: (a ValueError) for any other text; the message has similar names.
     """
     if '://' in weights or Path(weights).is_file():
         return weights

@@ -17,8 +17,7 @@ WARM_UP_SCHEDULERS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMome
 MAX_WARM_UP_RATIO = 0.1  # of the iterations of a training
 # Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
-# Config keys that each option sets
-SAME_AS = {
+KEYS_OF_OPTION = {  # in a config
     'epochs': ('train_cfg.max_epochs', 'train_cfg.max_iters'),
     'batch': ('train_dataloader.batch_size',),
     'lr': ('optim_wrapper.optimizer.lr',),
@@ -32,13 +31,13 @@ SAME_AS = {
 SIZE_DIVISOR = 32  # pixels: a side that is a multiple stays one
 
 
-def require_no_second_values(options: Options) -> None:
+def refuse_keys_of_options(options: Options) -> None:
     """Raise ConfigError if `cfg_options` have a key that another option sets."""
-    for name, keys in SAME_AS.items():
-        twice = [key for key in options.cfg_options or () if key.removeprefix('+') in keys]
-        if twice and getattr(options, name) is not None:
+    for name, keys in KEYS_OF_OPTION.items():
+        conflicts = [key for key in options.cfg_options or () if key.removeprefix('+') in keys]
+        if conflicts and getattr(options, name) is not None:
             raise ConfigError(
-                f'--{name.replace("_", "-")} and --cfg-options {twice[0]} are one setting: leave out one of them'
+                f'--{name.replace("_", "-")} and --cfg-options {conflicts[0]} are one setting: leave out one of them'
             )
 
 
@@ -51,10 +50,9 @@ def apply_settings(cfg: Config, options: Options) -> None:
         ConfigError: if the config lacks what a setting changes, naming the key.
     """
     if options.batch is not None:
-        loader: Any = cfg.get('train_dataloader')
-        if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
+        if not isinstance(get_setting(cfg, 'train_dataloader.batch_size'), int):
             raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
-        loader['batch_size'] = options.batch
+        cfg.train_dataloader.batch_size = options.batch
     if options.shape is not None:
         _set_img_scale(cfg, options.shape[::-1])
     if options.lr is not None:
@@ -71,13 +69,13 @@ def apply_settings(cfg: Config, options: Options) -> None:
         _enable_auto_scale_lr(cfg)
 
 
-def set_workers(cfg: Config, number: int) -> None:
+def set_workers(cfg: Config, num_workers: int) -> None:
     """Set the number of processes that load pictures, in place."""
     for phase in ('train', 'val', 'test'):
         loader: Any = cfg.get(f'{phase}_dataloader')
         if isinstance(loader, dict):
-            loader['num_workers'] = number
-            if not number:  # torch refuses these without workers
+            loader['num_workers'] = num_workers
+            if not num_workers:  # torch refuses these without workers
                 loader['persistent_workers'] = False
                 loader.pop('prefetch_factor', None)
 
@@ -91,7 +89,7 @@ MAIN_METRICS = dict(CocoMetric='coco/{}_mAP', VOCMetric='pascal_voc/mAP', IoUMet
 
 
 def _set_patience(cfg: Config, validations: int) -> None:
-    """Let mmengine's EarlyStoppingHook end a training without a better metric; that of the config gets the number."""
+    """Let mmengine's EarlyStoppingHook end a training without a better metric. A hook of the config is changed."""
     hooks = list(cfg.get('custom_hooks') or [])
     for hook in hooks:
         if type_name(hook) == STOPPING:
@@ -111,8 +109,8 @@ def _find_metric(cfg: Config) -> dict[str, str]:
         return dict(monitor=best, rule=rule) if rule else dict(monitor=best)
     for _, metric in list_metric_configs(cfg, 'val'):
         if type_name(metric) in MAIN_METRICS:
-            kinds = metric.get('metric', 'bbox')
-            return dict(monitor=MAIN_METRICS[type_name(metric)].format('bbox' if 'bbox' in kinds else 'segm'))
+            shown = 'bbox' if 'bbox' in metric.get('metric', 'bbox') else 'segm'
+            return dict(monitor=MAIN_METRICS[type_name(metric)].format(shown))
     raise ConfigError(
         '--patience watches a metric of the validation: name it by --cfg-options '
         '+default_hooks.checkpoint.save_best=NAME'
@@ -125,17 +123,17 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 # The rate does not follow the batch: docs/measurements/training.md compares three rules
 def describe_lr(cfg: Config, world_size: int = 1, is_own: bool = False) -> str:
     """Return a line with the learning rate, `is_own` if a user sets it; '' for several optimizers or no batch."""
-    optimizer, batch = _find_optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
+    optimizer = _find_optimizer(cfg)
+    batch = (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
         return ''
     pictures = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
     base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
+    line = f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
     if is_own or base in (None, pictures):
-        return f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
+        return line
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
-    return (
-        f'learning rate {optimizer.lr:g}, {pictures} pictures per step; the config has it for {base} pictures: {hint}'
-    )
+    return f'{line}; the config has it for {base} pictures: {hint}'
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:
@@ -164,23 +162,23 @@ def _set_lr(cfg: Config, lr: float) -> None:
     optimizer = _find_optimizer(cfg)
     if optimizer is None:
         raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
-    for schedule in _list_schedules(cfg):
+    for scheduler in _list_schedulers(cfg):
         for key in ('eta_min', 'eta_max'):
-            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in type_name(schedule):
-                schedule[key] = float(f'{schedule[key] * lr / optimizer.lr:.6g}')
+            if isinstance(scheduler.get(key), (int, float)) and 'Momentum' not in type_name(scheduler):
+                scheduler[key] = float(f'{scheduler[key] * lr / optimizer.lr:.6g}')
     optimizer.lr = lr
 
 
-def _list_schedules(cfg: Config) -> list[ConfigDict]:
-    schedules = cfg.get('param_scheduler') or []
-    return [schedules] if isinstance(schedules, dict) else list(schedules)
+def _list_schedulers(cfg: Config) -> list[ConfigDict]:
+    schedulers = cfg.get('param_scheduler') or []
+    return [schedulers] if isinstance(schedulers, dict) else list(schedulers)
 
 
 # --- the length of a training -----------------------------------------------------------------------------------------
 
 
 def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: Optional[int] = None) -> None:
-    """Set the length of a training, in place, and shorten warm-ups to a tenth of it.
+    """Set the length of a training, in place, and shorten warm-ups to a tenth of it at most.
 
     Args:
         num_pictures: number of pictures per epoch.
@@ -190,81 +188,80 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
         ConfigError: if train_cfg has neither max_epochs nor max_iters.
     """
     loop = cfg.get('train_cfg') or ConfigDict()
-    length_key = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
+    by_epoch = 'max_epochs' in loop
+    length_key = 'max_epochs' if by_epoch else 'max_iters'
     if not isinstance(loop.get(length_key), int):
         raise ConfigError('a schedule needs train_cfg.max_epochs or max_iters, and the config has neither')
-    by_epoch = length_key == 'max_epochs'
     batch = cfg.train_dataloader.get('batch_size') or 1
     iters_per_epoch = max(1, math.ceil(num_pictures / (batch * world_size)))
     old = loop[length_key]
     new = old if epochs is None else epochs if by_epoch else epochs * iters_per_epoch
     factor = new / old
     loop[length_key] = new
-    total = new * iters_per_epoch if by_epoch else new
-    length = _Length(factor, new, total, iters_per_epoch, by_epoch)
-    cfg.param_scheduler = [part for part in map(length.scale, _list_schedules(cfg)) if part is not None]
+    length = _Length(factor, new, new * iters_per_epoch if by_epoch else new, iters_per_epoch, by_epoch)
+    cfg.param_scheduler = [scaled for scaled in map(length.scale, _list_schedulers(cfg)) if scaled is not None]
     _scale_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else iters_per_epoch)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
         logger['interval'] = min(logger.get('interval', 10), iters_per_epoch if by_epoch else max(1, new // 10))
     if factor != 1:
         unit = 'epoch' if by_epoch else 'iter'
-        _scale_modes([cfg.get('custom_hooks'), cfg.get('default_hooks')], unit, old, new)
-        _scale_modes(cfg.get('model'), 'epoch', old, new)
+        _scale_switch_points([cfg.get('custom_hooks'), cfg.get('default_hooks')], unit, old, new)
+        _scale_switch_points(cfg.get('model'), 'epoch', old, new)
 
 
 @dataclass
 class _Length:
-    """The length of a training, to which the parts of its schedule are scaled."""
+    """The length of a training, to which its schedulers are scaled."""
 
     factor: float  # to the length in the config
-    new: int  # in epochs or, without `by_epoch`, in iterations
-    total: int  # in iterations
+    length: int  # in epochs or, without `by_epoch`, in iterations
+    num_iters: int
     iters_per_epoch: int
     by_epoch: bool
-    moved: dict[int, int] = field(default_factory=dict)  # old and new ends of warm-ups, in iterations
+    moved_ends: dict[int, int] = field(default_factory=dict)  # old and new ends of warm-ups, in iterations
 
-    def scale(self, schedule: ConfigDict) -> Optional[ConfigDict]:
-        """Return a part of the schedule at its new place, or None for a part without length."""
-        schedule = ConfigDict(schedule)
-        counts_epochs = schedule.get('by_epoch', True)
-        begin, end = schedule.get('begin', 0), schedule.get('end')
-        if type_name(schedule) in WARM_UP_SCHEDULERS and not begin and isinstance(end, int):
-            return self._scale_warm_up(schedule, end, counts_epochs)
-        limit = self.new if counts_epochs == self.by_epoch else self.total
+    def scale(self, scheduler: ConfigDict) -> Optional[ConfigDict]:
+        """Return a scheduler at its new place, or None for one without length."""
+        scheduler = ConfigDict(scheduler)
+        counts_epochs = scheduler.get('by_epoch', True)
+        begin, end = scheduler.get('begin', 0), scheduler.get('end')
+        if type_name(scheduler) in WARM_UP_SCHEDULERS and not begin and isinstance(end, int):
+            return self._scale_warm_up(scheduler, end, counts_epochs)
+        limit = self.length if counts_epochs == self.by_epoch else self.num_iters
         factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
         if begin:
-            moved = None if counts_epochs else self.moved.get(begin)
-            schedule.begin = min(round(begin * factor), limit) if moved is None else moved
+            moved_end = None if counts_epochs else self.moved_ends.get(begin)
+            scheduler.begin = min(round(begin * factor), limit) if moved_end is None else moved_end
         if isinstance(end, int):
-            schedule.end = min(max(1, round(end * factor)), max(limit, 1))
-            if schedule.end <= schedule.get('begin', 0):
+            scheduler.end = min(max(1, round(end * factor)), max(limit, 1))
+            if scheduler.end <= scheduler.get('begin', 0):
                 return None
-        if 'T_max' in schedule:
-            is_whole = isinstance(end, int) and schedule.T_max in (end - begin, end)
-            length = schedule.end - schedule.get('begin', 0) if is_whole else max(1, round(schedule.T_max * factor))
-            schedule.T_max = max(1, length)
-        if 'milestones' in schedule:
-            schedule.milestones = sorted({max(1, round(value * factor)) for value in schedule.milestones})
-        if 'periods' in schedule:
-            schedule.periods = [max(1, round(value * factor)) for value in schedule.periods]
+        if 'T_max' in scheduler:
+            spans_all = isinstance(end, int) and scheduler.T_max in (end - begin, end)
+            T_max = scheduler.end - scheduler.get('begin', 0) if spans_all else round(scheduler.T_max * factor)
+            scheduler.T_max = max(1, T_max)
+        if 'milestones' in scheduler:
+            scheduler.milestones = sorted({max(1, round(value * factor)) for value in scheduler.milestones})
+        if 'periods' in scheduler:
+            scheduler.periods = [max(1, round(value * factor)) for value in scheduler.periods]
         for key in ('step_size', 'total_steps'):
-            if key in schedule:
-                schedule[key] = max(1, round(schedule[key] * factor))
-        return schedule
+            if key in scheduler:
+                scheduler[key] = max(1, round(scheduler[key] * factor))
+        return scheduler
 
-    def _scale_warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
+    def _scale_warm_up(self, scheduler: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
         """Return a warm-up of as many iterations as before, at most `MAX_WARM_UP_RATIO` of all; None without any."""
-        longest = int(MAX_WARM_UP_RATIO * self.total)
+        longest = int(MAX_WARM_UP_RATIO * self.num_iters)
         if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
             longest = 0
         if not counts_epochs:
-            schedule.end = self.moved[end] = min(end, longest)
+            scheduler.end = self.moved_ends[end] = min(end, longest)
         elif self.factor != 1 or end * self.iters_per_epoch > longest:
-            schedule.end = min(round(end * self.factor * self.iters_per_epoch), longest)
-            schedule.by_epoch = False
-            schedule.pop('convert_to_iter_based', None)
-        return schedule if schedule.end else None
+            scheduler.end = min(round(end * self.factor * self.iters_per_epoch), longest)
+            scheduler.by_epoch = False
+            scheduler.pop('convert_to_iter_based', None)
+        return scheduler if scheduler.end else None
 
 
 def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, unit: int) -> None:
@@ -292,7 +289,7 @@ def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_
             checkpoint.save_begin = min(round(checkpoint.save_begin * factor), new)
 
 
-def _scale_modes(node: Any, unit: str, old: int, new: int) -> None:
+def _scale_switch_points(node: Any, unit: str, old: int, new: int) -> None:
     """Scale the settings by which hooks and heads change their behaviour, as switch_epoch, num_last_epochs, begin_iter.
 
     A change within the old length stays within the new one.
@@ -360,10 +357,10 @@ def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:
         return _scale_side(value, short_factor)
     if not isinstance(value, (list, tuple)):
         return value
-    kind: Any = type(value)
+    cls: Any = type(value)
     if len(value) == 2 and all(isinstance(side, int) for side in value) and value[0] != value[1]:
-        return kind(_scale_side(side, short_factor if side == min(value) else long_factor) for side in value)
-    return kind(_scale_sides(part, factors) for part in value)
+        return cls(_scale_side(side, short_factor if side == min(value) else long_factor) for side in value)
+    return cls(_scale_sides(pair, factors) for pair in value)
 
 
 def _scale_side(side: int, factor: float) -> int:

@@ -25,7 +25,7 @@ from ...checks import check_size
 from ...silence import silent
 from ..data.check_labels import describe_values
 from ..data.masks import SHORT_POLYGON, Fault, find_mask_faults
-from ..data.prepare.folder import find_class_file, number_labels, read_class_file
+from ..data.prepare.folder import drop_ignored_mark, find_class_file, read_class_file
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate
 
@@ -253,7 +253,7 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     file = find_class_file((labels, labels.parent))
     are_named = bool(classes)
     if not classes and file is not None:
-        numbered = number_labels(read_class_file(file, sparse=True))
+        numbered = drop_ignored_mark(read_class_file(file, may_have_gaps=True))
         if [*numbered] != [*range(len(numbered))]:
             raise ValueError(f'{file} takes names of the values from 0 on, got {describe_values([*numbered])}')
         classes = [*numbered.values()]

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
-from ....openmmlab.errors import DataError
+from ....checks import DataError
 from ...configs.text_files import read_text
 from .folder import DataFolder, format_left_out
 from .records import UNSPLIT, Records, SplitLists
 from .splits import find_split, index_tails, match_name, read_split_lists
 
-Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
+ClassOfPicture = dict[Path, Optional[str]]  # None: the picture is in no folder of a class
 
 
 def read(folder: DataFolder) -> Optional[Records]:
@@ -18,9 +18,10 @@ def read(folder: DataFolder) -> Optional[Records]:
 
     Lists called train, val or test, with a name and a number in each line, take precedence.
     """
-    if folder.one_file is not None:
+    if folder.only_file is not None:
         return None
-    by_split, lists = _read_folders(folder.pictures), _read_lists(folder)
+    by_split = _read_folders(folder.pictures)
+    lists = _read_lists(folder)
     named, source = folder.read_class_names()
     if lists:
         numbers = named or _find_names(by_split, lists)
@@ -31,20 +32,23 @@ def read(folder: DataFolder) -> Optional[Records]:
             by_split[split] = {path: numbers[number] for path, number in numbered.items()}
         names = list(numbers.values())
     else:
-        used_names = {name for labels in by_split.values() for name in labels.values() if name}
+        used_names = {name for class_of in by_split.values() for name in class_of.values() if name}
         names = list(named.values()) if named else sorted(used_names)
         if unknown := used_names - set(names):
             raise DataError(f'{source} has no class {min(unknown)!r}, which is a folder of pictures')
     if len(names) < 2:
         return None
-    labels = {path: name for part in by_split.values() for path, name in part.items() if name in names}
-    unclassified = [path for part in by_split.values() for path in part if path not in labels]
+    class_of_picture = {
+        path: name for class_of in by_split.values() for path, name in class_of.items() if name in names
+    }
+    unclassified = [path for class_of in by_split.values() for path in class_of if path not in class_of_picture]
     lines = format_left_out('pictures in no folder of a class', unclassified)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
-    return Records(layout, names, {UNSPLIT: labels}, _find_splits(folder, by_split, labels), lines)
+    split_lists = _find_splits(folder, by_split, class_of_picture)
+    return Records(layout, names, {UNSPLIT: class_of_picture}, split_lists, lines)
 
 
-def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
+def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], ClassOfPicture]:
     """Return the classes of pictures by split: None without folders of a split.
 
     A class is the first folder below that of a split, or else below the common folder. A split is a folder of training
@@ -62,7 +66,7 @@ def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
     if 'train' not in deep or len(split_by_top) < 2:
         return {None: {picture: next(iter(folders), None) for picture, folders in parts.items()}}
     unsplit = {picture: None for picture, folders in parts.items() if not split_by_top.keys() & {*folders[:1]}}
-    by_split: dict[Optional[str], Labels] = {'train': dict(unsplit)}
+    by_split: dict[Optional[str], ClassOfPicture] = {'train': dict(unsplit)}
     for top, split in split_by_top.items():
         folders_inside = {picture: folders[1:] for picture, folders in parts.items() if folders[:1] == (top,)}
         if {folders[:1] for folders in folders_inside.values()} == {(top,)}:  # training_set/training_set/cat
@@ -81,7 +85,7 @@ def _read_lists(folder: DataFolder) -> dict[str, dict[Path, int]]:
     """
     tails = index_tails(folder.pictures)
     lists: dict[str, dict[Path, int]] = {}
-    for path in folder.with_suffix('.txt'):
+    for path in folder.find_by_suffix('.txt'):
         split = find_split(Path(path.name))
         rows = [text.rpartition(' ') for text in map(str.strip, read_text(path).splitlines()) if text] if split else []
         if split is None or not rows or not all(name and number.isdecimal() for name, _, number in rows):
@@ -94,10 +98,10 @@ def _read_lists(folder: DataFolder) -> dict[str, dict[Path, int]]:
     return lists
 
 
-def _find_names(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path, int]]) -> dict[int, str]:
+def _find_names(by_split: dict[Optional[str], ClassOfPicture], lists: dict[str, dict[Path, int]]) -> dict[int, str]:
     """Return the names of numbers: those of the pictures' folders, or else the numbers."""
     if 'train' not in lists:  # folders for training, and a list for validation
-        return dict(enumerate(sorted({name for labels in by_split.values() for name in labels.values() if name})))
+        return dict(enumerate(sorted({name for class_of in by_split.values() for name in class_of.values() if name})))
     folders: dict[int, set[str]] = {}
     for picture, number in lists['train'].items():
         folders.setdefault(number, set()).add(picture.parent.name)
@@ -107,10 +111,12 @@ def _find_names(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Pat
     return dict(zip(sorted(folders), names))
 
 
-def _find_splits(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> SplitLists:
+def _find_splits(
+    folder: DataFolder, by_split: dict[Optional[str], ClassOfPicture], class_of_picture: dict[Path, str]
+) -> SplitLists:
     """Return the pictures of each split; none if there are only pictures for training."""
     if None in by_split:
-        return read_split_lists(folder, list(labels))
-    lists = {str(split): [path for path in part if path in labels] for split, part in by_split.items()}
-    lists = {split: part for split, part in lists.items() if part}
+        return read_split_lists(folder, list(class_of_picture))
+    lists = {str(split): [path for path in paths if path in class_of_picture] for split, paths in by_split.items()}
+    lists = {split: paths for split, paths in lists.items() if paths}
     return SplitLists() if set(lists) == {'train'} else SplitLists(lists, 'the names of folders or lists')

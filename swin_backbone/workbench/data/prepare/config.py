@@ -15,18 +15,18 @@ from ..annotations import uses_masks
 from .folder import format_line
 from .index import IndexedSplit
 from .labels import IGNORED_LABEL
-from .prepare import Dataset
+from .prepare import UserData
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
-SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos
-PANOPTIC = 'MaskFormerFusionHead'  # the head of the models that segment instances too
-# Parts of a model with other classes than the data: object or none, or words.
-FIXED_CLASSES = ('rpn_head', 'language_model')
-EVALUATED = ('val', 'test')
-EDGES = 'STDCHead'  # with two classes, edge and background
+MULTI_BRANCH_PREPROCESSORS = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos
+PANOPTIC_HEAD = 'MaskFormerFusionHead'  # of the panoptic models that segment instances too
+# Parts whose classes are not those of the data: an RPN tells objects from background, a language model has words
+PARTS_WITH_OWN_CLASSES = ('rpn_head', 'language_model')
+EVALUATED_PHASES = ('val', 'test')
+EDGE_HEAD = 'STDCHead'  # always of two classes, edge and background
 
 
-def put_data(cfg: Config, data: Dataset) -> None:
+def put_data(cfg: Config, data: UserData) -> None:
     """Replace the data sets, evaluators and numbers of classes of a config, in place. No file is read.
 
     A split without a data loader in the config is left out.
@@ -39,7 +39,9 @@ def put_data(cfg: Config, data: Dataset) -> None:
         raise ConfigError(f'the data are for a config of {data.scope}, got default_scope={scope!r}')
     sampler = (cfg.get('train_dataloader') or {}).get('sampler') or {}
     preprocessor = cfg.model.get('data_preprocessor') or {}
-    if 'MultiSource' in str(sampler.get('type')) or ('type' in preprocessor and type_name(preprocessor) in SEVERAL):
+    if 'MultiSource' in str(sampler.get('type')) or (
+        'type' in preprocessor and type_name(preprocessor) in MULTI_BRANCH_PREPROCESSORS
+    ):
         raise ConfigError(
             f'--data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
@@ -53,7 +55,7 @@ def put_data(cfg: Config, data: Dataset) -> None:
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-def _put_objects(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
+def _put_objects(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]) -> None:
     if data.splits['train'].has_rles:  # mmdet leaves these masks out where it keeps polygons
         for transform in _iter_transforms(cfg):
             if 'poly2mask' in transform:
@@ -71,7 +73,7 @@ def _put_objects(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit])
             data_prefix=dict(img=''),
             metainfo=metainfo,
         )
-        if phase in EVALUATED:
+        if phase in EVALUATED_PHASES:
             _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=split.file, backend_args=None)
     set_num_classes(cfg.model, len(data.classes))
 
@@ -87,19 +89,19 @@ def _leave_out_semantics(cfg: Config) -> None:
                 transform.with_seg = False
 
 
-def _segment_instances(cfg: Config, number: int) -> None:
-    """Change a panoptic MaskFormer to segment instances of `number` classes."""
+def _segment_instances(cfg: Config, num_classes: int) -> None:
+    """Change a panoptic MaskFormer to segment instances."""
     loads = [step for step in _iter_transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
-    is_mask_former = isinstance(fusion, dict) and type_name(fusion) == PANOPTIC
+    is_mask_former = isinstance(fusion, dict) and type_name(fusion) == PANOPTIC_HEAD
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
         raise ConfigError(
             f'the annotations of --data are of objects, and model {cfg.model.type} takes panoptic annotations: take a '
             'config of instances, as mask_rcnn'
         )
     if is_mask_former:
-        for part in (fusion, cfg.model.panoptic_head):
-            part.update(num_things_classes=number, num_stuff_classes=0)
+        for head in (fusion, cfg.model.panoptic_head):
+            head.update(num_things_classes=num_classes, num_stuff_classes=0)
         cfg.model.setdefault('test_cfg', ConfigDict()).update(panoptic_on=False, semantic_on=False, instance_on=True)
     for transform in loads:
         reading = {name: value for name, value in transform.items() if name in ('imdecode_backend', 'backend_args')}
@@ -110,13 +112,13 @@ def _segment_instances(cfg: Config, number: int) -> None:
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
-def _put_labels(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
+def _put_labels(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]) -> None:
     palette = [list(colour) for colour in distinct_colours(len(data.classes))]
     metainfo = dict(classes=data.classes, palette=palette)
     for phase, split in splits.items():
-        kind = 'mmengine.dataset.BaseDataset'
-        _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=split.file, metainfo=metainfo)
-        if phase in EVALUATED:
+        name = 'mmengine.dataset.BaseDataset'
+        _replace_data(cfg[f'{phase}_dataloader'], name, data_root=data.root, ann_file=split.file, metainfo=metainfo)
+        if phase in EVALUATED_PHASES:
             _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
     for transform in _iter_transforms(cfg):
         if type_name(transform) == 'LoadAnnotations':  # the index has the setting
@@ -135,53 +137,47 @@ def _put_labels(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) 
 # --- classification ---------------------------------------------------------------------------------------------------
 
 
-def _put_classes(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
+def _put_classes(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]) -> None:
     if 'num_classes' not in (cfg.model.get('head') or {}):
-        kind = cfg.model.type
-        raise ConfigError(f'--data takes a classifier, whose model.head has num_classes, and model is {kind}')
+        name = cfg.model.type
+        raise ConfigError(f'--data takes a classifier, whose model.head has num_classes, and model is {name}')
     metainfo = dict(classes=data.classes)
     for phase, split in splits.items():
         _replace_data(
             cfg[f'{phase}_dataloader'], 'CustomDataset', data_root=data.root, ann_file=split.file, metainfo=metainfo
         )
-        if phase in EVALUATED:
+        if phase in EVALUATED_PHASES:
             _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
             metric = cfg[f'{phase}_evaluator']
             topk = metric.get('topk', 1)
             topk = topk if isinstance(topk, (list, tuple)) else [topk]
             # Of five classes, the best five are all
             metric.topk = tuple(k for k in topk if k < len(data.classes)) or (1,)
-    for part in (cfg.model, cfg.get('data_preprocessor')):
-        set_num_classes(part, len(data.classes))
+    for node in (cfg.model, cfg.get('data_preprocessor')):
+        set_num_classes(node, len(data.classes))
 
 
 # --- all --------------------------------------------------------------------------------------------------------------
 
 
-def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
-    """Replace the data sets of a loader by a single data set, in place. Wrappers for repeating or mixing stay."""
-
-    def replaced(node: Any) -> Any:
-        if isinstance(node, (list, tuple)):
-            return replaced(node[0])
-        if 'dataset' in node:
-            node.dataset = replaced(node.dataset)
-            return node
-        if 'datasets' in node:
-            inner = replaced(node.datasets)
-            return ConfigDict({'pipeline': node.pipeline, **inner}) if 'pipeline' in node else inner
-        return ConfigDict(type=kind, **settings, **{name: node[name] for name in KEPT_KEYS if name in node})
-
-    loader.dataset = replaced(loader.dataset)
+def _replace_data(node: Any, class_name: str, **settings: Any) -> Any:
+    """Return a loader, or what it loads, with one data set in place of all. Wrappers that repeat or mix stay."""
+    if isinstance(node, (list, tuple)):
+        return _replace_data(node[0], class_name, **settings)
+    if 'dataset' in node:
+        node.dataset = _replace_data(node.dataset, class_name, **settings)
+        return node
+    if 'datasets' in node:
+        inner = _replace_data(node.datasets, class_name, **settings)
+        return ConfigDict({'pipeline': node.pipeline, **inner}) if 'pipeline' in node else inner
+    return ConfigDict(type=class_name, **settings, **{name: node[name] for name in KEPT_KEYS if name in node})
 
 
-def _replace_metric(cfg: Config, phase: str, kind: str, default: dict[str, Any], **settings: Any) -> None:
-    """Replace an evaluator by a single metric, in place. The config's own metric of this kind keeps its settings."""
-    metrics = (
-        metric for _, metric in list_metric_configs(cfg, phase) if 'type' in metric and type_name(metric) == kind
-    )
-    metric = next(metrics, default)
-    cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
+def _replace_metric(cfg: Config, phase: str, class_name: str, default: dict[str, Any], **settings: Any) -> None:
+    """Replace an evaluator by a single metric, in place. The config's own metric of this class keeps its settings."""
+    metrics = [metric for _, metric in list_metric_configs(cfg, phase) if 'type' in metric]
+    metric = next((metric for metric in metrics if type_name(metric) == class_name), default)
+    cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': class_name, **settings})
 
 
 def _iter_transforms(cfg: Config) -> Iterator[ConfigDict]:
@@ -189,49 +185,50 @@ def _iter_transforms(cfg: Config) -> Iterator[ConfigDict]:
     return (part for key, part in iter_parts(cfg) if 'pipeline.' in f'{key}.')
 
 
-def set_num_classes(model: Any, number: int) -> None:
+def set_num_classes(model: Any, num_classes: int) -> None:
     """Write the number of classes into each part of a model's config, in place, and fit the weights of losses by class.
 
     Equal weights are repeated. Weights of as many classes stay, and different weights of other classes are removed.
     """
-
-    def enters(name: str, part: Any) -> bool:
-        if name in FIXED_CLASSES or not isinstance(part, dict):
-            return name not in FIXED_CLASSES
-        return 'language_model' not in part and not ('type' in part and type_name(part) == EDGES)
-
-    numbers: dict[str, int] = {}  # before, by key
-    for key, part in walk([model], enters=enters):
+    old_numbers: dict[str, int] = {}  # of classes, by key
+    for key, part in walk([model], enters=_may_have_classes_of_data):
         if not isinstance(part, dict):
             continue
         if isinstance(part.get('num_classes'), int):
-            numbers[key] = part['num_classes']
-            part['num_classes'] = number
-            if part.get('out_channels') == 1 and number != 2:  # two classes, by a threshold
-                part.update(out_channels=number)
+            old_numbers[key] = part['num_classes']
+            part['num_classes'] = num_classes
+            if part.get('out_channels') == 1 and num_classes != 2:  # two classes, by a threshold
+                part.update(out_channels=num_classes)
                 part.pop('threshold', None)
         if isinstance(part.get('class_weight'), (list, tuple)):
-            around = [outer for outer in numbers if f'{key}.'.startswith(f'{outer}.')]
-            before = numbers[max(around, key=len)] if around else None
+            around = [outer for outer in old_numbers if f'{key}.'.startswith(f'{outer}.')]
+            old_number = old_numbers[max(around, key=len)] if around else None
             may_have_background = 'loss_decode' not in key
-            part['class_weight'] = _fit_weights(list(part['class_weight']), before, number, may_have_background)
+            weights = list(part['class_weight'])
+            part['class_weight'] = _fit_weights(weights, old_number, num_classes, may_have_background)
+
+
+def _may_have_classes_of_data(name: str, part: Any) -> bool:
+    if isinstance(part, dict) and ('language_model' in part or ('type' in part and type_name(part) == EDGE_HEAD)):
+        return False
+    return name not in PARTS_WITH_OWN_CLASSES
 
 
 def _fit_weights(
-    weights: list[float], before: Optional[int], number: int, may_have_background: bool
+    weights: list[float], old_number: Optional[int], num_classes: int, may_have_background: bool
 ) -> Optional[list[float]]:
     """Return the weights of a loss for a number of classes; None for different weights of other classes.
 
     Args:
-        before: number of classes of the weights, if the part of the config names it.
+        old_number: number of classes of the weights, if the part of the config names it.
         may_have_background: the last of the weights may be that of the background.
     """
     size = len(weights)
-    has_background = may_have_background and size != before and (size - 1 == before or size != number)
-    body, last = (weights[:-1], weights[-1:]) if has_background else (weights, [])
-    if len(body) == number:
+    has_background = may_have_background and size != old_number and (size - 1 == old_number or size != num_classes)
+    of_classes, of_background = (weights[:-1], weights[-1:]) if has_background else (weights, [])
+    if len(of_classes) == num_classes:
         return weights
-    return [*body[:1] * number, *last] if len(set(body)) == 1 else None
+    return [*of_classes[:1] * num_classes, *of_background] if len(set(of_classes)) == 1 else None
 
 
 def describe_lost_weights(before: Config, after: Config) -> Iterator[str]:

@@ -31,9 +31,9 @@ class DataFolder(NamedTuple):
         pictures: among the files.
         ann_root: folder of the annotations.
         ann_files: below `ann_root`, relative to it.
-        results: unread folders of earlier commands.
-        one_file: the only annotation file or data.yaml to read.
-        names: classes from the command line.
+        result_folders: unread folders with results of earlier commands.
+        only_file: the only annotation file or data.yaml to read.
+        given_classes: classes from the command line.
         with_masks: the config uses masks of objects.
         skip_unreadable: leave out pictures whose size cannot be read.
     """
@@ -43,19 +43,19 @@ class DataFolder(NamedTuple):
     pictures: list[Path]
     ann_root: Path
     ann_files: list[Path]
-    results: list[str]
-    one_file: Optional[Path]
-    names: Optional[Sequence[str]] = None
+    result_folders: list[str]
+    only_file: Optional[Path]
+    given_classes: Optional[Sequence[str]] = None
     with_masks: bool = False
     skip_unreadable: bool = False
 
-    def with_suffix(self, *suffixes: str) -> list[Path]:
+    def find_by_suffix(self, *suffixes: str) -> list[Path]:
         """Return the whole paths of the annotation files with a suffix."""
         return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
 
     def find_matching(self, suffix: str, pattern: str) -> list[Path]:
-        """Return the annotation files, or `one_file` alone, with a suffix and a pattern in the first 64 KiB."""
-        paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
+        """Return the annotation files, or only `only_file`, with a suffix and a pattern in the first 64 KiB."""
+        paths = self.find_by_suffix(suffix) if self.only_file is None else [self.only_file]
         matching = []
         for path in paths:
             if path.suffix.lower() == suffix and path.is_file():  # no device or FIFO
@@ -65,22 +65,22 @@ class DataFolder(NamedTuple):
         return matching
 
     def read_class_names(
-        self, folders: Iterable[Path] = (), sparse: bool = False
+        self, folders: Iterable[Path] = (), may_have_gaps: bool = False
     ) -> tuple[Optional[dict[int, str]], str]:
         """Return the names of the classes by their values, and the source; (None, '') without names.
 
         Args:
             folders: folders to search besides the two roots.
-            sparse: accept gaps between values.
+            may_have_gaps: accept gaps between values.
         """
-        if self.names:
-            return dict(enumerate(map(str, self.names))), '--classes'
+        if self.given_classes:
+            return dict(enumerate(map(str, self.given_classes))), '--classes'
         path = find_class_file((self.root, self.ann_root, *folders))
-        return (None, '') if path is None else (read_class_file(path, sparse), str(path))
+        return (None, '') if path is None else (read_class_file(path, may_have_gaps), str(path))
 
     def read_labelmap(self) -> dict[str, Optional[int]]:
         """Return the colours of the classes in the first labelmap.txt: see `read_labelmap`; {} without a file."""
-        path = next((path for path in self.with_suffix('.txt') if path.name.lower() == 'labelmap.txt'), None)
+        path = next((path for path in self.find_by_suffix('.txt') if path.name.lower() == 'labelmap.txt'), None)
         return {} if path is None else read_labelmap(path)
 
 
@@ -107,7 +107,7 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
         The files, and the omitted folders of results.
     """
     files: list[Path] = []
-    results: list[str] = []
+    result_folders: list[str] = []
     visited: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         real_path = os.path.realpath(folder)
@@ -116,12 +116,12 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
             continue
         visited.add(real_path)
         if RESULTS_MARK in names and Path(folder) != root:
-            results.append(str(Path(folder).relative_to(root)))
+            result_folders.append(str(Path(folder).relative_to(root)))
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
         files += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
-    return sorted(files), results
+    return sorted(files), result_folders
 
 
 def read_labelmap(path: Path) -> dict[str, Optional[int]]:
@@ -134,7 +134,8 @@ def read_labelmap(path: Path) -> dict[str, Optional[int]]:
     """
     lines = [line for line in map(str.strip, read_text(path).splitlines()) if line and not line.startswith('#')]
     matches = [LABELMAP.fullmatch(line) for line in lines]
-    names, colours = list[str](), list[Optional[int]]()
+    names: list[str] = []
+    colours: list[Optional[int]] = []
     for line, match in zip(lines, matches) if any(matches) else ():
         red_green_blue = [int(number) for number in match.groups()[1:] if number] if match else []
         if match is None or max(red_green_blue, default=0) > 255:
@@ -152,16 +153,16 @@ def find_class_file(folders: Iterable[Path]) -> Optional[Path]:
     return next((path for path in paths if path.is_file()), None)
 
 
-def number_labels(names: dict[int, str]) -> dict[int, str]:
-    """Return the names of classes by the values of label PNGs: a list of labelme counts from -1."""
+def drop_ignored_mark(names: dict[int, str]) -> dict[int, str]:
+    """Return the names of classes by the values of label PNGs: without labelme's `__ignore__`, which counts as -1."""
     return dict(enumerate(list(names.values())[1:])) if list(names.values())[:2] == LABELME_MARKS else names
 
 
-def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:
+def read_class_file(path: Path, may_have_gaps: bool = False) -> dict[int, str]:
     """Return the names of the classes by their values: a name in each line, or a value and a name.
 
     Args:
-        sparse: accept gaps between values. Otherwise such a line is a name.
+        may_have_gaps: accept gaps between values. Otherwise such a line is a name.
 
     Raises:
         DataError: if the file cannot be read, or has a name or value twice.
@@ -172,25 +173,27 @@ def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:
     numbered = [match for line in lines if (match := NUMBERED.fullmatch(line))]
     values = [int(match[1]) for match in numbered]
     is_dense = sorted(values) == list(range(len(lines)))
-    if lines and len(set(values)) == len(lines) and (sparse or is_dense):
-        lines = [match[2].strip() for match in numbered]
+    if lines and len(set(values)) == len(lines) and (may_have_gaps or is_dense):
+        names = [match[2].strip() for match in numbered]
     else:
+        names = lines
         values = list(range(len(lines)))
-    require_distinct(lines, path)
-    return dict(sorted(zip(values, lines)))
+    require_distinct(names, path)
+    return dict(sorted(zip(values, names)))
 
 
 def require_distinct(names: Sequence[str], where: Union[str, Path]) -> None:
     """Raise DataError if there are no names of classes, or two are equal."""
-    twice = [name for name, number in Counter(names).items() if number > 1]
-    if not names or twice:
-        raise DataError(f'{where} takes the names of the classes, each once, got {twice[0] + " twice" if twice else 0}')
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if not names or repeated:
+        got = f'{repeated[0]} twice' if repeated else 0
+        raise DataError(f'{where} takes the names of the classes, each once, got {got}')
 
 
 def count_suffixes(files: Sequence[Path]) -> str:
     """Return the number of files with each suffix, in words."""
     counts = Counter(path.suffix for path in files).most_common(5)
-    return ', '.join(f'{number} {suffix or "without suffix"}' for suffix, number in counts) or 'nothing'
+    return ', '.join(f'{count} {suffix or "without suffix"}' for suffix, count in counts) or 'nothing'
 
 
 def list_folders(files: Sequence[Path]) -> str:
@@ -199,9 +202,9 @@ def list_folders(files: Sequence[Path]) -> str:
     return ', '.join(folders[:6]) + (f' and {len(folders) - 6} more folders' if len(folders) > 6 else '')
 
 
-def format_line(title: str, *parts: str) -> str:
+def format_line(title: str, *texts: str) -> str:
     """Return a line of the summary."""
-    return f'  {title:<12}' + ', '.join(filter(None, parts))
+    return f'  {title:<12}' + ', '.join(filter(None, texts))
 
 
 def format_left_out(kind: str, paths: Collection[Path]) -> list[str]:

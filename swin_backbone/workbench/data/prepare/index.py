@@ -4,21 +4,21 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from ....checks import list_first
-from ....openmmlab.errors import DataError
+from ....checks import DataError, list_first
 from ..annotations import scan_annotation_file
 from ..check_labels import ANY_VALUE, read_colours, read_label
 from ..dataset_warnings import find_class_warnings
 from ..media import read_picture_size
 from .folder import DataFolder, format_line, list_folders
 from .objects.shapes import compute_area, find_corners, make_box, parse_angle
-from .records import UNSPLIT, Image, Label, Records
+from .records import UNSPLIT, AnnotatedImage, Label, Records
 from .splits import draw_by_class, split_pictures
 
 CLASSES_SHOWN = 12
@@ -53,55 +53,58 @@ def write_index(
     Raises:
         DataError: if pictures cannot be split, or annotations are wrong.
     """
-    parts, lines = _split(records)
+    by_split, lines = _split(records)
     write: Any = dict(mmdet=_write_objects, mmseg=_write_labels, mmpretrain=_write_classes)[scope]
     if scope == 'mmdet':  # each image once: a picture may be in two splits
-        images = [image for part in records.parts.values() for images in part.values() for image in images]
+        images = [image for annotated in records.by_split.values() for image in chain.from_iterable(annotated.values())]
         lines += _prepare_objects(folder, images)
-    head, splits = [f'data in {folder.root}: {records.layout}'], {}
-    for split, part in parts.items():
-        splits[split], described = write(folder, index_folder / split, part, records)
-        head.append(format_line(split, *described))
+    summary = [f'data in {folder.root}: {records.layout}']
+    splits = {}
+    for split, annotated in by_split.items():
+        splits[split], texts = write(folder, index_folder / split, annotated, records)
+        summary.append(format_line(split, *texts))
         scored = 'test' if split == 'test' else 'validation'
         faults = find_class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
         lines += [format_line('warning', sentence) for sentence in faults.sentences()]
     classes = format_line('classes', f'{len(records.classes)}: {list_first(records.classes, CLASSES_SHOWN)}')
-    return splits, [*head, classes, *lines, *records.lines]
+    return splits, [*summary, classes, *lines, *records.lines]
 
 
 def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     """Return the annotations of the pictures of each split, and lines of the summary."""
-    parts, lines = dict(records.parts), list[str]()
-    if UNSPLIT in parts:
-        pictures = parts.pop(UNSPLIT)
-        if records.lists.pictures or not all(isinstance(annotation, str) for annotation in pictures.values()):
-            lists, lines = split_pictures(list(pictures), records.lists)
+    by_split = dict(records.by_split)
+    lines: list[str] = []
+    if UNSPLIT in by_split:
+        unsplit = by_split.pop(UNSPLIT)
+        if records.lists.pictures or not all(isinstance(annotation, str) for annotation in unsplit.values()):
+            lists, lines = split_pictures(list(unsplit), records.lists)
         else:
-            lists, lines = draw_by_class(pictures)
-        parts = {**{split: {path: pictures[path] for path in part} for split, part in lists.items()}, **parts}
-    if shared := {*parts.get('test', ())} & {*parts['train'], *parts['val']}:
+            lists, lines = draw_by_class(unsplit)
+        by_split = {**{split: {path: unsplit[path] for path in paths} for split, paths in lists.items()}, **by_split}
+    if shared := {*by_split.get('test', ())} & {*by_split['train'], *by_split['val']}:
         sentence = f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
         lines.append(format_line('warning', sentence))
-    return parts, lines
+    return by_split, lines
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
+def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> list[str]:
     """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place.
 
     Returns:
         Lines of the summary.
     """
     objects = [item for image in images for item in image.objects]
-    number = sum(not item.get('segmentation') for item in objects)  # of boxes
-    draws = folder.with_masks and number < len(objects)
-    turned = 0
+    num_boxes = sum(not item.get('segmentation') for item in objects)
+    draws = folder.with_masks and num_boxes < len(objects)
+    num_turned = 0
     for image in images:
-        size = image.image['height'], image.image['width']
+        size = image.fields['height'], image.fields['width']
         for item in image.objects:
-            attributes, outline = item.get('attributes'), item.pop('outline', None)
+            attributes = item.get('attributes')
+            outline = item.pop('outline', None)
             degrees = parse_angle(attributes.get('rotation')) if isinstance(attributes, dict) else 0
             if item.get('segmentation') or not (degrees or draws):
                 continue
@@ -112,43 +115,43 @@ def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
                 outline = box.mask or [corners.clip(0, size[::-1]).ravel().tolist()]  # without area, at the edge
                 if degrees:
                     item.update(bbox=list(box.bbox), area=compute_area(box, size))
-                    turned += 1
+                    num_turned += 1
             if draws:
                 item['segmentation'] = outline
-    ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
-    lines = [format_line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
-    if draws and number:
-        lines.append(format_line('masks', RECTANGLES.format(number, len(objects))))
-    if ignored:
-        lines.append(format_line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
+    num_ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
+    lines = [format_line('rotated', f'{num_turned} boxes, by their attribute rotation')] if num_turned else []
+    if draws and num_boxes:
+        lines.append(format_line('masks', RECTANGLES.format(num_boxes, len(objects))))
+    if num_ignored:
+        sentence = f"{num_ignored} objects are neither trained nor scored, as COCO's crowds"
+        lines.append(format_line('difficult', sentence))
     return lines
 
 
 def _write_objects(
-    folder: DataFolder, target: Path, part: Mapping[Path, list[Image]], records: Records
+    folder: DataFolder, target: Path, annotated: Mapping[Path, list[AnnotatedImage]], records: Records
 ) -> tuple[IndexedSplit, list[str]]:
-    ids = {name: number for number, name in enumerate(records.classes, 1)}
-    numbered = [dict(id=number, name=name) for name, number in ids.items()]
-    categories = records.categories.get(target.name, records.categories.get(UNSPLIT, numbered))
+    category_ids = {name: category_id for category_id, name in enumerate(records.classes, 1)}
+    categories = [dict(id=category_id, name=name) for name, category_id in category_ids.items()]
+    categories = records.categories.get(target.name, records.categories.get(UNSPLIT, categories))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for entry in (image for pictures in part.values() for image in pictures):
-        images.append({'id': len(images) + 1, **entry.image})
-        for item in entry.objects:
-            numbers = dict(
-                id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.get('category', ''))
-            )
+    for image in chain.from_iterable(annotated.values()):
+        images.append({'id': len(images) + 1, **image.fields})
+        for item in image.objects:
+            category_id = category_ids.get(item.get('category', ''))
+            ids = dict(id=len(annotations) + 1, image_id=images[-1]['id'], category_id=category_id)
             fields = {name: value for name, value in item.items() if name != 'category'}
-            annotations.append({**numbers, **fields})
-    data = dict(images=images, annotations=annotations, categories=categories)
+            annotations.append({**ids, **fields})
+    content = dict(images=images, annotations=annotations, categories=categories)
     if target.name == 'train' and not annotations:
         raise DataError(f'none of the {len(images)} pictures for training has an object')
     path = target.with_suffix('.json')
-    path.write_text(json.dumps(data), encoding='utf-8')
-    checked = scan_annotation_file(path, 'COCO', folder.with_masks, (data, False))
-    most_objects = max((number for _, _, number in checked.pictures.values()), default=0)
+    path.write_text(json.dumps(content), encoding='utf-8')
+    checked = scan_annotation_file(path, 'COCO', folder.with_masks, (content, False))
+    most_objects = max((num_objects for _, _, num_objects in checked.pictures.values()), default=0)
     split = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.rles))
-    pictures = f'{len(images)} pictures in {list_folders([*part])}'
+    pictures = f'{len(images)} pictures in {list_folders([*annotated])}'
     return split, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 
 
@@ -156,32 +159,33 @@ def _write_objects(
 
 
 def _write_labels(
-    folder: DataFolder, target: Path, part: Mapping[Path, Label], records: Records
+    folder: DataFolder, target: Path, label_of_picture: Mapping[Path, Label], records: Records
 ) -> tuple[IndexedSplit, list[str]]:
-    written = target.with_name('labels')
+    outputs = target.with_name('labels')
     items: list[dict[str, Any]] = [
         dict(
             img_path=picture.as_posix(),
-            seg_map_path=str(_write_label(folder, picture, label, written).absolute()),
+            seg_map_path=str(_write_label(folder, picture, label, outputs).absolute()),
             reduce_zero_label=False,
             label_map=None,
             seg_fields=[],
         )
-        for picture, label in part.items()
+        for picture, label in label_of_picture.items()
     ]
     path = target.with_suffix('.json')
     path.write_text(json.dumps(dict(metainfo={}, data_list=items)), encoding='utf-8')
-    folders = list_folders([label.path for label in part.values()])
+    folders = list_folders([label.path for label in label_of_picture.values()])
     return IndexedSplit(str(path), len(items)), [
-        f'{len(items)} pictures in {list_folders([*part])}',
-        f'labels in {folders}' + (f', as classes in {written}' if written.is_dir() else ''),
+        f'{len(items)} pictures in {list_folders([*label_of_picture])}',
+        f'labels in {folders}' + (f', as classes in {outputs}' if outputs.is_dir() else ''),
     ]
 
 
 def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path) -> Path:
     """Write the classes of a label file whose values are others into the folder `outputs`, and return the path."""
-    path, classes = folder.ann_root / label.path, label.classes
-    if all(value == number for value, number in classes.items()):
+    path = folder.ann_root / label.path
+    class_of_value = label.class_of_value
+    if all(value == index for value, index in class_of_value.items()):
         return path
     try:
         size = read_picture_size(folder.root / picture)
@@ -190,29 +194,27 @@ def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path)
     values = read_colours(path) if label.in_colours else read_label(path, ANY_VALUE, size)
     if values is None or values.shape != size:
         raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
-    labels = np.zeros(size, np.uint8)
+    labels_HW = np.zeros(size, np.uint8)
     for value in np.unique(values).tolist():
-        if value not in classes:
+        if value not in class_of_value:
             shown = f'colour {tuple(value.to_bytes(3, "big"))}' if label.in_colours else f'value {value}'
             raise DataError(f'the label {path} has the {shown}, which is that of no class')
-        labels[values == value] = classes[value]
-    written = outputs / label.path.with_suffix('.png')
-    written.parent.mkdir(parents=True, exist_ok=True)
-    written.write_bytes(cv2.imencode('.png', labels)[1].tobytes())
-    return written
+        labels_HW[values == value] = class_of_value[value]
+    output = outputs / label.path.with_suffix('.png')
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(cv2.imencode('.png', labels_HW)[1].tobytes())
+    return output
 
 
 # --- classification ---------------------------------------------------------------------------------------------------
 
 
 def _write_classes(
-    folder: DataFolder, target: Path, part: Mapping[Path, str], records: Records
+    folder: DataFolder, target: Path, class_of_picture: Mapping[Path, str], records: Records
 ) -> tuple[IndexedSplit, list[str]]:
-    content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in part.items())
+    content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in class_of_picture.items())
     path = target.with_suffix('.txt')
     path.write_bytes(content.encode())
-    counts = Counter([*part.values()])
-    return IndexedSplit(str(path), len(part), {name: counts[name] for name in records.classes}), [
-        f'{len(part)} pictures',
-        str(path),
-    ]
+    counts = Counter([*class_of_picture.values()])
+    split = IndexedSplit(str(path), len(class_of_picture), {name: counts[name] for name in records.classes})
+    return split, [f'{len(class_of_picture)} pictures', str(path)]

@@ -4,15 +4,14 @@ import random
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ....checks import list_first
-from ....openmmlab.errors import DataError
+from ....checks import DataError, list_first
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import read_picture_size
-from .folder import DataFolder, format_left_out, format_line, number_labels
+from .folder import DataFolder, drop_ignored_mark, format_left_out, format_line
 from .pairs import LABEL_SUFFIXES, pair_labels
 from .records import UNSPLIT, Label, Records
 from .splits import read_split_lists
@@ -21,16 +20,31 @@ VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel',
 IGNORED_LABEL = 255  # the value of ignored pixels, which mmseg's transforms write too
 MAX_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
-# Names of classes; the class of each value of the files; whether values are colours, 0xRRGGBB; lines of the summary
-Numbered = tuple[list[str], dict[int, int], bool, list[str]]
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
+
+
+class LabelClasses(NamedTuple):
+    """The classes of label files.
+
+    Args:
+        names: names of the classes, in the order of their numbers.
+        class_of_value: class of each value of the files.
+        in_colours: values of the files are colours, 0xRRGGBB.
+        lines: lines of the summary.
+    """
+
+    names: list[str]
+    class_of_value: dict[int, int]
+    in_colours: bool
+    lines: list[str]
 
 
 def read(folder: DataFolder) -> Optional[Records]:
     """Read a file of labels for each picture, with lists of a split in ImageSets/Segmentation."""
-    if folder.one_file is not None:
+    if folder.only_file is not None:
         return None
-    labels, pictures = None, folder.pictures
+    labels = None
+    pictures = folder.pictures
     if folder.ann_root != folder.root:
         labels = [path for path in folder.ann_files if path.suffix.lower() in LABEL_SUFFIXES]
         if folder.root in folder.ann_root.parents:
@@ -39,34 +53,37 @@ def read(folder: DataFolder) -> Optional[Records]:
     pairs, unlabelled, unused = pair_labels(pictures, labels)
     if not pairs:
         return None
-    names, classes, in_colours, lines = _find_classes(folder, pairs)
-    lines += format_left_out('pictures without labels', unlabelled)
-    lines += format_left_out('files of labels without a picture', unused)
+    classes = _find_classes(folder, pairs)
+    lines = [
+        *classes.lines,
+        *format_left_out('pictures without labels', unlabelled),
+        *format_left_out('files of labels without a picture', unused),
+    ]
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
-    part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
-    return Records('pictures and labels', names, {UNSPLIT: part}, lists, lines)
+    label_of_picture = {
+        picture: Label(path, classes.class_of_value, classes.in_colours) for picture, path in pairs.items()
+    }
+    return Records('pictures and labels', classes.names, {UNSPLIT: label_of_picture}, lists, lines)
 
 
-def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
-    """Return the classes of labels by their names or, without names, by their values.
+def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:
+    """Return the classes of labels by their colours or names or, without names, by their values.
 
     Raises:
         DataError: if a value or colour has no name, values without names do not count from 0, or there are too many.
     """
     colours = folder.read_labelmap()
-    labels = [folder.ann_root / label for label in pairs.values()]
-    in_colours = bool(colours) and read_colours(labels[0]) is not None
-    counts, number = _count_values(folder, pairs, in_colours)
-    if in_colours:
-        by_colour = _index_colours(colours)
-        unused = _describe_unused(by_colour, counts, number, len(pairs))
-        lines = [format_line('labels', 'colours of labelmap.txt'), *unused]
-        return _number(by_colour, 'labelmap.txt', lines, in_colours)
-    names, source = folder.read_class_names(sorted({label.parent for label in labels}), sparse=True)
+    label_files = [folder.ann_root / label for label in pairs.values()]
+    if colours and read_colours(label_files[0]) is not None:
+        return _find_classes_by_colour(folder, pairs, colours)
+    counts, num_read = _count_values(folder, pairs, in_colours=False)
+    names, source = folder.read_class_names(sorted({file.parent for file in label_files}), may_have_gaps=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
-    names = names and number_labels(names)
-    lines = [format_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
+    names = names and drop_ignored_mark(names)
+    lines: list[str] = []
+    if num_read < len(pairs):
+        lines.append(format_line('labels', f'of the values in {num_read} of {len(pairs)} files'))
     values = sorted(set(counts) - {IGNORED_LABEL})
     if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
         names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
@@ -86,7 +103,17 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
         lines.append(format_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    return _number(names, source, [*lines, *_describe_unused(names, counts, number, len(pairs))])
+    return _number_classes(names, source, [*lines, *_describe_unused(names, counts, num_read, len(pairs))])
+
+
+def _find_classes_by_colour(
+    folder: DataFolder, pairs: dict[Path, Path], colours: Mapping[str, Optional[int]]
+) -> LabelClasses:
+    counts, num_read = _count_values(folder, pairs, in_colours=True)
+    names = _index_colours(colours)
+    unused = _describe_unused(names, counts, num_read, len(pairs))
+    lines = [format_line('labels', 'colours of labelmap.txt'), *unused]
+    return _number_classes(names, 'labelmap.txt', lines, in_colours=True)
 
 
 def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
@@ -100,19 +127,19 @@ def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
     return names
 
 
-def _describe_unused(names: Mapping[int, str], counts: Collection[int], number: int, of: int) -> list[str]:
-    """Return the line of the summary on classes without pixels in `number` of the files; no line without any."""
+def _describe_unused(names: Mapping[int, str], counts: Collection[int], num_read: int, num_files: int) -> list[str]:
+    """Return the line of the summary on classes without pixels in the files that were read; no line without any."""
     unused = [name for value, name in names.items() if value not in counts and not _is_void(name)]
-    read = ' in the files that were read' if number < of else ''
+    read = ' in the files that were read' if num_read < num_files else ''
     return [format_line('warning', f'no pixel of the classes {list_first(unused)}{read}')] if unused else []
 
 
-def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> Numbered:
+def _number_classes(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> LabelClasses:
     """Number the classes in the order of their values, without those called void.
 
     Args:
         names: by value, or by colour.
-        lines: of the summary so far.
+        lines: lines of the summary so far.
 
     Raises:
         DataError: if there are too many classes, or none.
@@ -125,9 +152,9 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
             f'{source} names {len(kept_values)} classes, and labels take 1 to {MAX_CLASSES}, of the values 0 to '
             f'{MAX_CLASSES - 1}: {IGNORED_LABEL} is the value of ignored pixels'
         )
-    classes = {
+    class_of_value = {
         ignored: IGNORED_LABEL,
-        **{value: number for number, value in enumerate(kept_values)},
+        **{value: index for index, value in enumerate(kept_values)},
         **dict.fromkeys(void, IGNORED_LABEL),
     }
     if void:
@@ -135,7 +162,7 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
         lines = [*lines, format_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{border}')]
     if len(kept_values) == 1:
         lines = [*lines, format_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
-    return [names[value] for value in kept_values], classes, in_colours, lines
+    return LabelClasses([names[value] for value in kept_values], class_of_value, in_colours, lines)
 
 
 def _is_void(name: str) -> bool:

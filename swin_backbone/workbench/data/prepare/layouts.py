@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
-from ....openmmlab.errors import DataError
+from ....checks import DataError
 from ..media import PICTURE_SUFFIXES
 from . import classes, labels
 from .folder import DataFolder, count_suffixes, format_line, list_files, list_folders
@@ -44,7 +44,8 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     Raises:
         DataError: if no layout fits.
     """
-    not_read = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
+    results = ', '.join(folder.result_folders)
+    not_read = f'; not read, as results of earlier commands: {results}' if results else ''
     if not (folder.pictures or folder.find_matching('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{not_read}')
     readers, layouts = READERS[scope]
@@ -58,10 +59,8 @@ def read_data(scope: str, folder: DataFolder) -> Records:
         if records:
             if first_error:
                 records.lines.append(format_line('left out', str(first_error)))
-            if folder.results:
-                records.lines.append(
-                    format_line('not read', f'results of earlier commands: {", ".join(folder.results)}')
-                )
+            if results:
+                records.lines.append(format_line('not read', f'results of earlier commands: {results}'))
             return records
     raise first_error or DataError(
         f'no annotations for a config of {scope} were found in {folder.ann_root}: looked for {layouts}; found '
@@ -80,20 +79,20 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
     Raises:
         DataError: if a file is no annotation file.
     """
-    one_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
-    if one_file is not None and one_file.suffix.lower() not in ('.json', '.xml', '.yaml', '.yml'):
+    only_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
+    if only_file is not None and only_file.suffix.lower() not in ('.json', '.xml', '.yaml', '.yml'):
         raise DataError(
-            f"{one_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
+            f"{only_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
         )
     roots = [data]
     if not data.is_dir():
         above = Path(os.path.abspath(data)).parent.parent  # of annotations/instances_train.json
         roots = [data.parent] if above == Path(above.anchor) else [data.parent, above]
     for root in roots:
-        files, results = list_files(root)
+        files, result_folders = list_files(root)
         if pictures := [path for path in files if path.suffix.lower() in PICTURE_SUFFIXES]:
             break
     ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
-    ann_files, ann_results = (files, []) if ann_root == root else list_files(ann_root)
-    results += [os.path.relpath(ann_root / name, root) for name in ann_results]
-    return DataFolder(root, files, pictures, ann_root, ann_files, [*dict.fromkeys(results)], one_file)
+    ann_files, ann_result_folders = (files, []) if ann_root == root else list_files(ann_root)
+    result_folders += [os.path.relpath(ann_root / name, root) for name in ann_result_folders]
+    return DataFolder(root, files, pictures, ann_root, ann_files, [*dict.fromkeys(result_folders)], only_file)

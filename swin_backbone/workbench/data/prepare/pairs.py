@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
-from ....openmmlab.errors import DataError
+from ....checks import DataError
 from ..media import PICTURE_SUFFIXES
 from .splits import SPLIT_OF, find_folder_split, list_words
 

@@ -32,7 +32,7 @@ IN_USE_S = 30 * 24 * 3600  # since the last use: a training may read its index f
 
 
 @dataclass(frozen=True)
-class Dataset:
+class UserData:
     """The pictures and annotations of a user.
 
     Args:
@@ -59,7 +59,7 @@ def prepare(
     with_masks: bool = False,
     skip_unreadable: bool = False,
     indices_folder: Union[str, Path, None] = None,
-) -> Dataset:
+) -> UserData:
     """Read what a user has, once, and write an index: a file for each split.
 
     Args:
@@ -86,10 +86,13 @@ def prepare(
     default = os.environ.get(VARIABLE) or Path(user_cache, 'swin_backbone', 'data')
     indices_folder = Path(indices_folder or default).absolute()
     listed = list_data(Path(data), None if annotations is None else Path(annotations))
-    results = [
-        name for name in listed.results if os.path.realpath(listed.root / name) != os.path.realpath(indices_folder)
-    ]
-    listed = listed._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
+    indices_path = os.path.realpath(indices_folder)
+    listed = listed._replace(
+        result_folders=[name for name in listed.result_folders if os.path.realpath(listed.root / name) != indices_path],
+        given_classes=classes,
+        with_masks=with_masks,
+        skip_unreadable=skip_unreadable,
+    )
     index_folder = indices_folder / _compute_digest(listed, scope)
     try:
         mark_folder(indices_folder)
@@ -99,12 +102,12 @@ def prepare(
             f'{VARIABLE} names another folder'
         ) from error
     with FileLock(f'{index_folder}.lock'):
-        dataset = _read_dataset(index_folder)
-        if dataset is None:
+        user_data = _read_index(index_folder)
+        if user_data is None:
             _remove_oldest(indices_folder)
-            dataset = _build_index(index_folder, scope, listed)
+            user_data = _build_index(index_folder, scope, listed)
         os.utime(index_folder)
-    return dataset
+    return user_data
 
 
 def _remove_oldest(indices_folder: Path) -> None:
@@ -112,33 +115,33 @@ def _remove_oldest(indices_folder: Path) -> None:
 
     A run of a saved config reads an index without `prepare`: the times of its files count too.
     """
-
-    def find_last_use(index_folder: Path) -> float:
-        return max(index_folder.stat().st_mtime, *(path.stat().st_atime for path in index_folder.iterdir()))
-
     with suppress(OSError):  # another process removes too
         indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
-        indices.sort(key=find_last_use)
+        indices.sort(key=_find_last_use)
         sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in indices}
         for index_folder in list(sizes):
             if len(sizes) < MAX_INDICES and sum(sizes.values()) <= MAX_BYTES:
                 return
             with suppress(Timeout), FileLock(f'{index_folder}.lock', timeout=0):
-                if time.time() - find_last_use(index_folder) > IN_USE_S:
+                if time.time() - _find_last_use(index_folder) > IN_USE_S:
                     (index_folder / DATASET_FILE).unlink()  # the rest is no index
                     shutil.rmtree(index_folder)
                     del sizes[index_folder]
 
 
+def _find_last_use(index_folder: Path) -> float:
+    return max(index_folder.stat().st_mtime, *(path.stat().st_atime for path in index_folder.iterdir()))
+
+
 def _compute_digest(folder: DataFolder, scope: str) -> str:
     """Return a digest of the options, of names, sizes and times of all files, and of the readers."""
     digest = hashlib.sha256()
-    options = scope, str(folder.root), str(folder.ann_root), folder.one_file, folder.names, folder.with_masks
-    digest.update(repr((options, folder.skip_unreadable, os.path.abspath(folder.root), folder.results)).encode())
+    options = scope, str(folder.root), str(folder.ann_root), folder.only_file, folder.given_classes, folder.with_masks
+    digest.update(repr((options, folder.skip_unreadable, os.path.abspath(folder.root), folder.result_folders)).encode())
     for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # of workbench/data: readers, checks and warnings
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
-    for path in sorted(files | ({folder.one_file} if folder.one_file else set())):
+    for path in sorted(files | ({folder.only_file} if folder.only_file else set())):
         try:
             state = os.stat(path)
         except OSError as error:  # a broken link
@@ -148,27 +151,27 @@ def _compute_digest(folder: DataFolder, scope: str) -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def _build_index(index_folder: Path, scope: str, folder: DataFolder) -> Dataset:
-    """Write an index, and return the data set. After an error there is no index."""
+def _build_index(index_folder: Path, scope: str, folder: DataFolder) -> UserData:
+    """Write an index, and return what it has. After an error there is no index."""
     shutil.rmtree(index_folder, ignore_errors=True)  # of a process that has died
     index_folder.mkdir()
     try:
         records = read_data(scope, folder)
         splits, lines = write_index(scope, folder, records, index_folder)
         lines.append(format_line('index', str(index_folder)))
-        dataset = Dataset(scope, str(folder.root), tuple(records.classes), splits, tuple(lines))
-        (index_folder / DATASET_FILE).write_text(json.dumps(asdict(dataset)), encoding='utf-8')
+        user_data = UserData(scope, str(folder.root), tuple(records.classes), splits, tuple(lines))
+        (index_folder / DATASET_FILE).write_text(json.dumps(asdict(user_data)), encoding='utf-8')
     except BaseException:
         shutil.rmtree(index_folder, ignore_errors=True)
         raise
-    return dataset
+    return user_data
 
 
-def _read_dataset(index_folder: Path) -> Optional[Dataset]:
-    """Return the data set of an index; None without an index, or if its last file is not whole."""
+def _read_index(index_folder: Path) -> Optional[UserData]:
+    """Return what an index has; None without an index, or if its last file is not whole."""
     try:
         content = json.loads((index_folder / DATASET_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     splits = {split: IndexedSplit(**values) for split, values in content['splits'].items()}
-    return Dataset(content['scope'], content['root'], tuple(content['classes']), splits, tuple(content['lines']))
+    return UserData(content['scope'], content['root'], tuple(content['classes']), splits, tuple(content['lines']))

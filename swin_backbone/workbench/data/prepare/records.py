@@ -21,32 +21,33 @@ class Records(NamedTuple):
     Args:
         layout: in words.
         classes: names, in the order of their numbers.
-        parts: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'. The
-            part UNSPLIT is split later. An annotation is a list of `Image` for a detector, a `Label` for a segmentor,
-            and the name of a class for a classifier.
-        lists: how the part UNSPLIT is split.
-        lines: of the summary.
-        categories: the ids of the classes in each part, in COCO's format. Default: `classes`, numbered from 1.
+        by_split: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'.
+            Pictures of UNSPLIT are split later. An annotation is a list of `AnnotatedImage` for a detector, a `Label`
+            for a segmentor, and the name of a class for a classifier.
+        lists: how the pictures of UNSPLIT are split.
+        lines: lines of the summary.
+        categories: the ids of the classes in each split, in COCO's format. Default: `classes`, numbered from 1.
     """
 
     layout: str
     classes: list[str]
-    parts: Mapping[str, Mapping[Path, Any]]
+    by_split: Mapping[str, Mapping[Path, Any]]
     lists: SplitLists
     lines: list[str]
     categories: Mapping[str, list[Any]] = {}
 
 
-class Image(NamedTuple):
+class AnnotatedImage(NamedTuple):
     """An image of COCO's format and its objects.
 
     Args:
-        image: with height and width; without an id, it gets the next number.
+        fields: of the image, with height and width; without an id, it gets the next number.
         objects: with `category`, the name of a class, or COCO's `category_id`; without an id, they get the next number.
-            An object without a segmentation is a box, with `outline` if this is no rectangle along the axes.
+            An object without a segmentation is a box. `outline` has its corners; without it (COCO JSON) they follow
+            from `bbox` and the attribute `rotation`.
     """
 
-    image: dict[str, Any]
+    fields: dict[str, Any]
     objects: list[dict[str, Any]]
 
 
@@ -54,11 +55,11 @@ class Label(NamedTuple):
     """A file with the class of each pixel.
 
     Args:
-        path: of the file.
-        classes: class of each value of the file.
+        path: path of the file.
+        class_of_value: class of each value of the file.
         in_colours: values of the file are colours, 0xRRGGBB.
     """
 
     path: Path
-    classes: Mapping[int, int]
+    class_of_value: Mapping[int, int]
     in_colours: bool = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional
 from unicodedata import normalize
 
-from ....openmmlab.errors import DataError
+from ....checks import DataError
 from ...configs.text_files import read_text
 from ..media import PICTURE_SUFFIXES
 from .folder import DataFolder, format_left_out, format_line, is_yolo
@@ -20,8 +20,8 @@ SPLIT_OF = {  # by the words of names
 }
 SPLITS = ('train', 'val', 'test')
 VAL_SHARE = 0.2  # of the pictures, where the split is drawn
-SAME = 'names the same pictures for training and for validation'
-DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
+SAME_PICTURES_NOTE = 'names the same pictures for training and for validation'
+DRAWN_NOTE = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
 
@@ -38,7 +38,7 @@ def find_split(path: Path) -> Optional[str]:
 
 
 def find_folder_split(path: Path) -> Optional[str]:
-    """Return the split by the folders alone: a picture may be called train.jpg."""
+    """Return the split only by the folders: a picture may be called train.jpg."""
     return find_split(path.parent / '-')
 
 
@@ -73,19 +73,19 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return train, [picture for picture, source in sources.items() if source in val]
 
 
-def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
+def draw_by_class(class_of_picture: Mapping[Path, str]) -> tuple[Lists, list[str]]:
     """Return pictures by split, and lines of the summary. A fifth of each class is drawn for validation."""
     train: list[Path] = []
     val: list[Path] = []
     by_class: dict[str, list[Path]] = {}
-    for path, name in classes.items():
+    for path, name in class_of_picture.items():
         by_class.setdefault(name, []).append(path)
     for pictures in by_class.values():
         of_train, of_val = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
         train += of_train
         val += of_val
     train, val = (train, val) if val else draw_split(train)
-    return dict(train=train, val=val), [format_line('split', DRAWN)]
+    return dict(train=train, val=val), [format_line('split', DRAWN_NOTE)]
 
 
 def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, list[str]]:
@@ -98,7 +98,7 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
         lists: pictures by split, also those without annotations.
 
     Raises:
-        DataError: if a list names none of the pictures, or a part of training is in validation.
+        DataError: if a list names none of the pictures, or some pictures are both for training and for validation.
     """
     lines: list[str] = []
     by_split: dict[Optional[str], list[Path]] = {}
@@ -122,10 +122,10 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
     train, val, test = assign_splits(by_split)
     is_overruled = are_same_pictures(train, val, source)
     if is_overruled:
-        lines[-1] = format_line('overruled', f'{source} {SAME}')
+        lines[-1] = format_line('overruled', f'{source} {SAME_PICTURES_NOTE}')
     if is_overruled or not val:
         train, val = draw_split(train)
-        lines.append(format_line('split', DRAWN))
+        lines.append(format_line('split', DRAWN_NOTE))
     if set(test) == set(val):  # as in a data.yaml with the same folder twice
         test = []
     return dict(train=train, val=val, **(dict(test=test) if test else {})), lines
@@ -135,7 +135,7 @@ def are_same_pictures(train: Iterable[Path], val: Iterable[Path], source: str) -
     """Return whether the pictures for training and for validation are the same.
 
     Raises:
-        DataError: if they share some pictures alone.
+        DataError: if they share some pictures, and not all.
     """
     train, val = set(train), set(val)
     shared = train & val
@@ -159,7 +159,7 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
     tails = index_tails(pictures)
     by_folder: dict[Path, Lists] = {}
     missing = 0
-    for path in folder.with_suffix('.txt'):
+    for path in folder.find_by_suffix('.txt'):
         name = path.stem.lower()
         split = 'train' if name == 'trainval' else SPLIT_OF.get(name.rstrip('0123456789'))  # also train2017
         texts = read_text(path).splitlines() if split else []

@@ -7,7 +7,7 @@ from helpers.openmmlab.own_folders import LABELS, fill, labels_of
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.workbench.data.prepare import labels
 from swin_backbone.workbench.data.prepare.folder import read_labelmap
 

@@ -15,7 +15,7 @@ from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, lab
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.outputs import mark_folder
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets

@@ -6,7 +6,7 @@ import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, fill, read
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.workbench.data.prepare.pairs import pair_labels
 
 

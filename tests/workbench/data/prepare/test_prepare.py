@@ -13,9 +13,9 @@ from helpers.openmmlab import layouts
 from helpers.openmmlab.own_data import DETECTION, make_own_data, read_coco, write_coco
 from PIL import Image
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.workbench.data.prepare import prepare as preparing
-from swin_backbone.workbench.data.prepare.prepare import Dataset, prepare
+from swin_backbone.workbench.data.prepare.prepare import UserData, prepare
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
         found = list(threads.map(lambda _: prepare(own, indices_folder=tmp_path / 'indices'), range(8)))
     assert len(calls) == 1
     assert all(data == found[0] for data in found)
-    assert isinstance(found[0], Dataset)
+    assert isinstance(found[0], UserData)
     with pytest.raises(AttributeError):
         found[0].classes = ()
 

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from .....openmmlab.errors import DataError, Faults
+from .....checks import DataError
+from .....openmmlab.errors import Faults
 from ...annotations import read_annotations, scan_annotation_file, scan_annotations
 from ...media import SKIP_HINT, read_picture_size
 from ..folder import UNREADABLE, DataFolder, format_left_out, format_line, list_folders, require_distinct
 from ..pairs import is_label, without_labels
-from ..records import UNSPLIT, Image, Records, SplitLists
+from ..records import UNSPLIT, AnnotatedImage, Records, SplitLists
 from ..splits import (
-    SAME,
+    SAME_PICTURES_NOTE,
     SPLITS,
     are_same_pictures,
     assign_splits,
@@ -36,60 +37,64 @@ def read(folder: DataFolder) -> Optional[Records]:
     files, lines = _find_annotation_files(folder)
     if not files:
         return None
-    paths, folders_of = [path for path, *_ in files.values()], dict[Path, list[str]]()
-    for path, data, has_mark in files.values():
-        annotated = scan_annotation_file(path, 'COCO', folder.with_masks, (data, has_mark))
-        lines += [format_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
-        _repair(data)
+    paths = [path for path, *_ in files.values()]
+    folders_of: dict[Path, list[str]] = {}
+    for path, content, has_mark in files.values():
+        annotated = scan_annotation_file(path, 'COCO', folder.with_masks, (content, has_mark))
+        lines += [format_line('left out', reason) for reason in _add_sizes(folder, content).sentences()]
+        _repair(content)
         if annotated.errors:  # of which some are repaired
-            repaired = scan_annotations(data, False, 'COCO', folder.with_masks)
+            repaired = scan_annotations(content, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        folders_of[path] = _find_picture_folders(folder, path, data)
-    contents = {split: data for split, (_, data, _) in files.items()}
+        folders_of[path] = _find_picture_folders(folder, path, content)
+    contents = {split: content for split, (_, content, _) in files.items()}
     stated_paths = {
-        Path(*folders_of[path][:1], image['file_name']) for path, data, _ in files.values() for image in data['images']
+        Path(*folders_of[path][:1], image['file_name'])
+        for path, content, _ in files.values()
+        for image in content['images']
     }
     existing = {picture for picture in stated_paths if (folder.root / picture).is_file()}
-    for path, data, _ in files.values():
-        lines += _find_pictures(folder, path, data, folders_of[path], existing)
+    for path, content, _ in files.values():
+        lines += _find_pictures(folder, path, content, folders_of[path], existing)
     _join_categories([*contents.values()])
     names = [str(category['name']) for category in contents['train']['categories']]
     require_distinct(names, paths[0])
     strays = Faults()
-    parts = {split: _group_images(data, strays) for split, data in contents.items()}
-    categories = {split: data['categories'] for split, data in contents.items()}
+    by_split = {split: _group_images(content, strays) for split, content in contents.items()}
+    categories = {split: content['categories'] for split, content in contents.items()}
     lines += [format_line('left out', sentence) for sentence in strays.sentences()]
-    listed = {picture for part in parts.values() for picture in part}
+    listed = {picture for pictures in by_split.values() for picture in pictures}
     source = ' and '.join(map(str, paths))
-    if 'val' in parts and are_same_pictures(parts['train'], parts['val'], source):
-        del parts['val']
-        lines.append(format_line('overruled', f'{source} {SAME}'))
+    if 'val' in by_split and are_same_pictures(by_split['train'], by_split['val'], source):
+        del by_split['val']
+        lines.append(format_line('overruled', f'{source} {SAME_PICTURES_NOTE}'))
     folders = {picture.parent for picture in listed}
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
     lines += format_left_out('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
-    if 'val' not in parts:
-        parts[UNSPLIT], categories[UNSPLIT] = parts.pop('train'), categories.pop('train')
-        lists = read_split_lists(folder, [*parts[UNSPLIT]])
-    return Records('COCO JSON', names, parts, lists, lines, categories)
+    if 'val' not in by_split:
+        by_split[UNSPLIT] = by_split.pop('train')
+        categories[UNSPLIT] = categories.pop('train')
+        lists = read_split_lists(folder, [*by_split[UNSPLIT]])
+    return Records('COCO JSON', names, by_split, lists, lines, categories)
 
 
-def _group_images(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
+def _group_images(content: dict[str, Any], strays: Faults) -> dict[Path, list[AnnotatedImage]]:
     """Return the images of a file with their objects, by the paths of the pictures.
 
     Args:
         strays: gets the objects of no image.
     """
-    objects: dict[Any, list[dict[str, Any]]] = {image['id']: [] for image in data['images']}
-    for item in data['annotations']:
+    objects: dict[Any, list[dict[str, Any]]] = {image['id']: [] for image in content['images']}
+    for item in content['annotations']:
         if item['image_id'] in objects:
             objects[item['image_id']].append(item)
         else:
             strays.add("objects whose 'image_id' is that of no image", f'{item["id"]} has {item["image_id"]!r}')
-    pictures: dict[Path, list[Image]] = {}
-    for image in data['images']:
-        pictures.setdefault(Path(image['file_name']), []).append(Image(image, objects[image['id']]))
+    pictures: dict[Path, list[AnnotatedImage]] = {}
+    for image in content['images']:
+        pictures.setdefault(Path(image['file_name']), []).append(AnnotatedImage(image, objects[image['id']]))
     return pictures
 
 
@@ -98,11 +103,11 @@ def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile
 
     A single file is that of 'train', to split later. Without a file in COCO's format, there is no split.
     """
-    candidates = sorted(folder.with_suffix('.json'), key=lambda path: (find_split(Path(path.name)) is None, path))
-    if folder.one_file is not None:
-        name = folder.one_file.name.replace('train', 'val', 1)
-        others = [path for path in candidates if path.name == name != folder.one_file.name]
-        paths = [folder.one_file, *others[:1]]
+    candidates = sorted(folder.find_by_suffix('.json'), key=lambda path: (find_split(Path(path.name)) is None, path))
+    if folder.only_file is not None:
+        name = folder.only_file.name.replace('train', 'val', 1)
+        others = [path for path in candidates if path.name == name != folder.only_file.name]
+        paths = [folder.only_file, *others[:1]]
         return {split: (path, *read_annotations(path, 'COCO')) for split, path in zip(SPLITS, paths)}, []
     errors: dict[Optional[str], DataError] = {}
     by_split: dict[Optional[str], list[Path]] = {}
@@ -139,10 +144,12 @@ def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile
     return {split: (path, *contents[path]) for split, paths in chosen.items() for path in paths}, lines
 
 
-def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
+def _add_sizes(folder: DataFolder, content: dict[str, Any]) -> Faults:
     """Add sizes that Label Studio leaves out, in place. Return the pictures that are skipped."""
-    tails, faults, unreadable = index_tails(folder.pictures), Faults(), list[dict[str, Any]]()
-    for image in data['images']:
+    tails = index_tails(folder.pictures)
+    faults = Faults()
+    unreadable: list[dict[str, Any]] = []
+    for image in content['images']:
         if not isinstance(image, dict) or (image.get('height') and image.get('width')):
             continue
         picture = match_name(unquote(str(image.get('file_name'))), tails)
@@ -155,15 +162,17 @@ def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
             faults.add(UNREADABLE, str(error))
             unreadable.append(image)
     if unreadable:
-        data['images'] = [image for image in data['images'] if image not in unreadable]
+        content['images'] = [image for image in content['images'] if image not in unreadable]
         ids = {str(image.get('id')) for image in unreadable}
-        data['annotations'] = [
-            item for item in data['annotations'] if not isinstance(item, dict) or str(item.get('image_id')) not in ids
+        content['annotations'] = [
+            item
+            for item in content['annotations']
+            if not isinstance(item, dict) or str(item.get('image_id')) not in ids
         ]
     return faults
 
 
-def _repair(data: dict[str, Any]) -> None:
+def _repair(content: dict[str, Any]) -> None:
     """Repair, in place, what other programs write and mmdet or pycocotools misread.
 
     VIA writes numbers of pictures as texts, and polygons without a list around. LVIS has addresses of pictures alone.
@@ -172,17 +181,18 @@ def _repair(data: dict[str, Any]) -> None:
     two, of which the used one stays.
     """
     images, objects, categories = (
-        [entry for entry in data[table] if isinstance(entry, dict)] for table in ('images', 'annotations', 'categories')
+        [entry for entry in content[table] if isinstance(entry, dict)]
+        for table in ('images', 'annotations', 'categories')
     )
     for image in images:
         image.setdefault('file_name', image.get('coco_url'))
-    numbers = {str(image.get('id')): image.get('id') for image in images}
+    image_ids = {str(image.get('id')): image.get('id') for image in images}
     is_counted_from_0 = any(item.get('id') == 0 for item in objects)
-    for number, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic
+    for place, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic
         if is_counted_from_0 and 'id' in item:
             item['own_id'] = item['id']
-        item['id'] = number if is_counted_from_0 else item.get('id', number)
-        item['image_id'] = numbers.get(str(item.get('image_id')), item.get('image_id'))
+        item['id'] = place if is_counted_from_0 else item.get('id', place)
+        item['image_id'] = image_ids.get(str(item.get('image_id')), item.get('image_id'))
         item.setdefault('iscrowd', 0)
         if _are_numbers(item.get('segmentation')):
             item['segmentation'] = [item['segmentation']]
@@ -193,33 +203,35 @@ def _repair(data: dict[str, Any]) -> None:
     last = {str(category.get('name')): category for category in [*categories, *used]}
     kept = [entry for entry in categories if str(entry.get('id')) in used_ids or entry is last[str(entry.get('name'))]]
     if len(kept) < len(categories):
-        data['categories'] = kept
+        content['categories'] = kept
 
 
 def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(value, (int, float)) for value in values)
 
 
-def _find_picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
+def _find_picture_folders(folder: DataFolder, path: Path, content: dict[str, Any]) -> list[str]:
     """Return the folder, relative to the root, of the pictures of an annotation file, and others that fit as well.
 
     A folder of the file's split comes before one with more pictures of these names. Empty if no folder has any.
     """
-    names = [image['file_name'] for image in data['images']]
+    names = [image['file_name'] for image in content['images']]
     names = names[:: max(1, len(names) // SAMPLE)]
     parents = {parent for picture in folder.pictures for parent in picture.parents}
     split = find_split(Path(path.name)) or find_split(path.relative_to(folder.ann_root))
     ranks: dict[Path, tuple[bool, bool, bool, int, bool]] = {}
     for parent in sorted(parents, key=lambda parent: (len(parent.parts), parent)):
-        number = sum((folder.root / parent / name).is_file() for name in names)
-        is_of_split, is_of_labels = find_folder_split(parent / '-') == split, is_label(parent / names[0])
-        ranks[parent] = number > 0, not is_of_labels, is_of_split, number, folder.root / parent == path.parent
+        num_found = sum((folder.root / parent / name).is_file() for name in names)
+        is_of_split = find_folder_split(parent / '-') == split
+        is_of_labels = is_label(parent / names[0])
+        is_beside = folder.root / parent == path.parent
+        ranks[parent] = num_found > 0, not is_of_labels, is_of_split, num_found, is_beside
     best = max(ranks.values())
     return [parent.as_posix() for parent, fit in ranks.items() if fit == best] if best[0] else []
 
 
 def _find_pictures(
-    folder: DataFolder, path: Path, data: dict[str, Any], folders: Sequence[str], existing: set[Path]
+    folder: DataFolder, path: Path, content: dict[str, Any], folders: Sequence[str], existing: set[Path]
 ) -> list[str]:
     """Make paths below the root of the pictures' names, in place, and return lines of the summary.
 
@@ -235,7 +247,7 @@ def _find_pictures(
         lines.append(
             format_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
         )
-    paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
+    paths = [Path(*folders[:1], image['file_name']) for image in content['images']]
     pictures = without_labels(folder.pictures)
     tails = index_tails(picture for picture in pictures if picture not in existing)
     matches = {
@@ -243,12 +255,12 @@ def _find_pictures(
         for name in {*paths} - existing
     }
     if not folders and None in matches.values():
-        name = next(image['file_name'] for image, name in zip(data['images'], paths) if matches[name] is None)
+        name = next(image['file_name'] for image, name in zip(content['images'], paths) if matches[name] is None)
         raise DataError(
             f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
             f'several; there are pictures in {list_folders(folder.pictures)}'
         )
-    for image, name in zip(data['images'], paths):
+    for image, name in zip(content['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
     if missing := sorted(name for name, picture in matches.items() if picture is None):
         lines.append(format_line('warning', f'{len(missing)} pictures of {path.name} are not there, as {missing[0]}'))
@@ -262,12 +274,14 @@ def _join_categories(contents: Sequence[dict[str, Any]]) -> None:
 
     mmdet numbers classes in the order of each file.
     """
-    by_file = [{category['id']: category['name'] for category in data['categories']} for data in contents]
+    by_file = [{category['id']: category['name'] for category in content['categories']} for content in contents]
     if all(list(names.values()) == list(by_file[0].values()) for names in by_file):
         return
-    used_names = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
-    ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used_names]), 1)}
-    for data, names in zip(contents, by_file):
-        data['categories'] = [dict(id=number, name=name) for name, number in ids.items()]
-        for item in data['annotations']:
+    used_names = (
+        names[item['category_id']] for content, names in zip(contents, by_file) for item in content['annotations']
+    )
+    ids = {name: category_id for category_id, name in enumerate(dict.fromkeys([*by_file[0].values(), *used_names]), 1)}
+    for content, names in zip(contents, by_file):
+        content['categories'] = [dict(id=category_id, name=name) for name, category_id in ids.items()]
+        for item in content['annotations']:
             item['category_id'] = ids[names[item['category_id']]]

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from .....openmmlab.errors import DataError, Faults
+from .....checks import DataError
+from .....openmmlab.errors import Faults
 from ...media import SKIP_HINT, read_picture_size
 from ..folder import UNREADABLE, DataFolder, format_line
-from ..records import UNSPLIT, Image, Records, SplitLists
+from ..records import UNSPLIT, AnnotatedImage, Records, SplitLists
 from .shapes import Box, compute_area
 
 Source = TypeVar('Source')  # of the objects of a picture: a file, or an element of a file
 NO_AREA = 'objects without an area inside of their picture'
 
 
-class Part(NamedTuple):
+class PictureAnnotations(NamedTuple):
     """Annotations of a picture, and their place for errors."""
 
     where: str
@@ -33,7 +34,7 @@ def convert_objects(
     files: Mapping[Path, Optional[Source]],
     lists: SplitLists,
     read: Callable[[Source, tuple[int, int]], tuple[tuple[int, int], list[Box]]],
-    classes: Callable[[set[str]], Sequence[str]],
+    name_classes: Callable[[set[str]], Sequence[str]],
     left_out: Optional[Faults] = None,
 ) -> Records:
     """Return the objects of all pictures.
@@ -42,14 +43,14 @@ def convert_objects(
         files: the annotations of each picture, which errors print; None for a picture without objects.
         lists: see `split_pictures`.
         read: returns the size that a file states, and its boxes, by the size of its picture.
-        classes: returns the names of all classes by the names of the objects.
+        name_classes: returns the names of all classes, from the class names of the objects.
         left_out: what `read` leaves out, for the summary. Objects outside of their picture are added.
 
     Raises:
         DataError: if a picture cannot be read, there are no objects, or an object has an unknown class.
     """
     left_out = Faults() if left_out is None else left_out
-    pictures: dict[Path, list[Image]] = {}
+    pictures: dict[Path, list[AnnotatedImage]] = {}
     owners: dict[str, str] = {}  # a file of each class
     for picture, file in files.items():
         try:
@@ -65,10 +66,11 @@ def convert_objects(
             left_out.add(NO_AREA, str(file), len(boxes) - len(whole))
         for box in whole:
             owners.setdefault(box.category, str(file))
-        image = dict(file_name=picture.as_posix(), height=size[0], width=size[1])
-        objects = [_to_coco(box, size, f'{file}, object {number}') for number, box in enumerate(whole, 1)]
-        pictures[picture] = [Image(image, objects)]
-    names, reasons = list(classes({*owners})), left_out.sentences()
+        fields = dict(file_name=picture.as_posix(), height=size[0], width=size[1])
+        objects = [_to_coco(box, size, f'{file}, object {place}') for place, box in enumerate(whole, 1)]
+        pictures[picture] = [AnnotatedImage(fields, objects)]
+    names = list(name_classes({*owners}))
+    reasons = left_out.sentences()
     if not names:
         raise DataError('. '.join([f'none of the files in {folder.ann_root} has an object', *reasons]))
     if unknown := owners.keys() - {*names}:
@@ -83,7 +85,7 @@ def parse_size(height: Any, width: Any) -> Optional[tuple[int, int]]:
 
 
 def _to_coco(box: Box, size: tuple[int, int], own_id: str) -> dict[str, Any]:
-    """Return an object: see `Image`. `own_id` is its place in the user's file."""
+    """Return an object: see `AnnotatedImage`. `own_id` is its place in the user's file."""
     mask = dict(outline=box.mask) if box.is_rectangle else dict(segmentation=box.mask)
     return dict(
         own_id=own_id,

@@ -10,13 +10,13 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from .....checks import LARGEST_FILE
-from .....openmmlab.errors import DataError, Faults
+from .....checks import LARGEST_FILE, DataError
+from .....openmmlab.errors import Faults
 from ..folder import DataFolder, format_left_out, format_line
 from ..pairs import without_labels
 from ..records import Lists, Records, SplitLists
 from ..splits import find_split, index_tails, match_name, read_split_lists
-from .convert import Part, convert_objects, parse_size
+from .convert import PictureAnnotations, convert_objects, parse_size
 from .shapes import Box, ellipse, find_corners, join_groups, make_bitmap_box, make_box
 from .voc import parse_xml
 
@@ -35,7 +35,7 @@ def read(folder: DataFolder) -> Records:
     files = folder.find_matching('.xml', ROOT)
     pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
-    parts: dict[Path, Optional[Part]] = {}
+    annotations: dict[Path, Optional[PictureAnnotations]] = {}
     lists: Lists = {}
     names: dict[str, None] = {}
     for file in files:
@@ -48,30 +48,35 @@ def read(folder: DataFolder) -> Records:
         images = file.relative_to(folder.ann_root).parent / 'images'  # in the archive of an export
         for image in root.iterfind('image'):
             stated, subset = image.get('name', ''), image.get('subset', '')
-            part = Part(f'{file}: image {image.get("id")} ({stated!r})', image)
+            found = PictureAnnotations(f'{file}: image {image.get("id")} ({stated!r})', image)
             candidates = (f'{images}/{subset}/{stated}', f'{images}/{stated}')
             picture = next(filter(None, (match_name(candidate, tails) for candidate in candidates)), None)
             if picture is None:
-                raise DataError(f'{part}: below {folder.root} is no picture of this name, or several')
-            if other := parts.get(picture):
-                raise DataError(f'{other} and {part} are of the same picture {picture}')
-            parts[picture] = part
+                raise DataError(f'{found}: below {folder.root} is no picture of this name, or several')
+            if other := annotations.get(picture):
+                raise DataError(f'{other} and {found} are of the same picture {picture}')
+            annotations[picture] = found
             if split := find_split(Path(subset)):
                 lists.setdefault(split, []).append(picture)
     numbered, source = folder.read_class_names()
     faults = Faults()
     records = convert_objects(
-        folder, 'CVAT for images', parts,
+        folder,
+        'CVAT for images',
+        annotations,
         SplitLists(lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
-        lambda part, size: read_cvat(part, size, faults),
-        lambda used: list(numbered.values() if numbered else names) or sorted(used), faults,
-    )  # fmt: skip
-    records.lines.extend(format_left_out('pictures without an entry', {*pictures} - parts.keys()))
+        read=lambda found, size: read_cvat(found, size, faults),
+        name_classes=lambda used: list(numbered.values() if numbered else names) or sorted(used),
+        left_out=faults,
+    )
+    records.lines.extend(format_left_out('pictures without an entry', {*pictures} - annotations.keys()))
     records.lines.append(format_line('', f'from {source or "the labels of the XML"}'))
     return records
 
 
-def read_cvat(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tuple[int, int], list[Box]]:
+def read_cvat(
+    annotations: PictureAnnotations, size: tuple[int, int], faults: Faults
+) -> tuple[tuple[int, int], list[Box]]:
     """Return size and objects of an `image` element. Shapes with the same label and group_id are parts of an object.
 
     Args:
@@ -81,12 +86,13 @@ def read_cvat(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tuple[
     Raises:
         DataError: with file, picture and element.
     """
-    size = parse_size(part.content.get('height'), part.content.get('width')) or size
+    image = annotations.content
+    size = parse_size(image.get('height'), image.get('width')) or size
     boxes = []
-    for index, shape in enumerate(part.content):
-        key = f'{part}: {shape.tag} {index}'
+    for index, shape in enumerate(image):
+        key = f'{annotations}: {shape.tag} {index}'
         if shape.tag not in ELEMENT_FORMS:
-            faults.add(f'elements <{shape.tag}>', str(part))
+            faults.add(f'elements <{shape.tag}>', str(annotations))
             continue
         if not shape.get('label'):
             raise DataError(f'{key} has no label')

@@ -127,11 +127,11 @@ def rotate(points: NDArray[Any], degrees: float) -> NDArray[Any]:
     return turned
 
 
-def join_groups(parts: Iterable[tuple[Hashable, Box]]) -> list[Box]:
+def join_groups(grouped_boxes: Iterable[tuple[Hashable, Box]]) -> list[Box]:
     """Join the boxes of a class with an equal group into one object. A box of group None is an object."""
     groups: dict[Hashable, list[Box]] = {}
-    for number, (group, box) in enumerate(parts):
-        groups.setdefault((number,) if group is None else (box.category, group), []).append(box)
+    for index, (group, box) in enumerate(grouped_boxes):
+        groups.setdefault((index,) if group is None else (box.category, group), []).append(box)
     return [boxes[0] if len(boxes) == 1 else _join(boxes) for boxes in groups.values()]
 
 
@@ -147,7 +147,8 @@ def _join(boxes: Sequence[Box]) -> Box:
     if rles:
         size = rles[0]['size']
         mask = _as_json(coco_mask.merge([*rles, *(coco_mask.frPyObjects(mask, *size) if mask else ())]))
-    is_rectangle, is_ignored = all(box.is_rectangle for box in boxes), any(box.is_ignored for box in boxes)
+    is_rectangle = all(box.is_rectangle for box in boxes)
+    is_ignored = any(box.is_ignored for box in boxes)
     return Box(boxes[0].category, (x, y, w, h), mask, is_rectangle, is_ignored)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 from xml.etree import ElementTree
 
-from .....openmmlab.errors import DataError
+from .....checks import DataError
 from ....configs.text_files import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, format_left_out, format_line
 from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
@@ -20,7 +20,7 @@ from .shapes import Box, find_corners, make_box, parse_angle
 
 def read(folder: DataFolder) -> Optional[Records]:
     """Read an XML file for each picture, with lists of a split in ImageSets/Main."""
-    files = folder.with_suffix('.xml') if folder.one_file is None else []
+    files = folder.find_by_suffix('.xml') if folder.only_file is None else []
     if not files or parse_xml(files[0]).tag != 'annotation':
         return None
     pictures = without_labels(folder.pictures)
@@ -38,13 +38,13 @@ def read(folder: DataFolder) -> Optional[Records]:
         names, source = list(folder.read_labelmap()), 'labelmap.txt'
     source = f'from {source}' if names else 'in the order of the alphabet: there is no classes.txt'
 
-    def classes(used: set[str]) -> list[str]:
+    def name_classes(used: set[str]) -> list[str]:
         if numbered or not names:
             return names or sorted(used)
         return [name for name in names if name in used or name != 'background']
 
     lists = read_split_lists(folder, pictures, 'Main')
-    records = convert_objects(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
+    records = convert_objects(folder, 'Pascal VOC XML', by_picture, lists, read=read_voc, name_classes=name_classes)
     records.lines.extend(format_left_out('pictures without an XML file', {*pictures} - by_picture.keys()))
     records.lines.append(format_line('', source))
     return records

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from .....openmmlab.errors import DataError
+from .....checks import DataError
 from ....configs.text_files import read_text
 from ..folder import DataFolder, format_left_out, format_line, is_yolo, parse_numbers, require_distinct
 from ..pairs import find_pairable_tags, find_tags, is_label
@@ -43,7 +43,7 @@ class TextLoader(yaml.BaseLoader):
 
 def read(folder: DataFolder) -> Optional[Records]:
     """Read a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
-    if folder.one_file is not None and folder.one_file.suffix.lower() in ('.json', '.xml'):
+    if folder.only_file is not None and folder.only_file.suffix.lower() in ('.json', '.xml'):
         return None
     yaml_path, settings = _read_settings(folder)
     files = {
@@ -54,9 +54,10 @@ def read(folder: DataFolder) -> Optional[Records]:
     if not any(is_yolo(lines) or not lines for lines in samples):  # an empty file: a picture without objects
         return None
     folders = {file.parent for file in texts}
-    beside = {file for file in folder.with_suffix('.txt') if file.parent in folders}
+    beside = {file for file in folder.find_by_suffix('.txt') if file.parent in folders}
     unused = [file for file in sorted(beside - set(texts)) if is_yolo(read_text(file).splitlines())]
-    names, source = settings.get('names'), ''
+    names = settings.get('names')
+    source = ''
     if names is None:
         numbered, source = folder.read_class_names(sorted(folders))
         names = list(numbered.values()) if numbered else None
@@ -66,9 +67,13 @@ def read(folder: DataFolder) -> Optional[Records]:
     points = math.prod(settings.get('kpt_shape') or [0])
     has_tracks = not points and _have_tracks(chain(*samples))
     records = convert_objects(
-        folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points, has_tracks)),
-        lambda used: names or sorted(used, key=lambda name: (len(name), name)),
-    )  # fmt: skip
+        folder,
+        'YOLO',
+        files,
+        by_lists,
+        read=lambda file, size: (size, read_yolo(file, size, names, points, has_tracks)),
+        name_classes=lambda used: names or sorted(used, key=lambda name: (len(name), name)),
+    )
     without = [picture for picture, file in files.items() if file is None]
     if without:
         records.lines.append(
@@ -83,30 +88,30 @@ def read(folder: DataFolder) -> Optional[Records]:
 
 def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
     """Return the path and the content of the first data.yaml with names, which become a list."""
-    one_file = folder.one_file
-    paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
+    only_file = folder.only_file
+    paths = [only_file] if only_file is not None else folder.find_by_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
             values = yaml.load(read_text(path, MAX_YAML_BYTES), Loader=TextLoader)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
-            if one_file is None and path.stem != 'data':  # a YAML file about another subject
+            if only_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue
             reason = ' '.join(str(error).split())
             raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
         names = values.get('names') if isinstance(values, dict) else None
         if isinstance(names, dict):
-            numbers = [str(number) for number in range(len(names))]
-            if {*names} != {*numbers}:
+            indices = [str(index) for index in range(len(names))]
+            if {*names} != {*indices}:
                 raise DataError(f'{path}: names takes names by numbers that count from 0, got {list(names)!r:.200}')
-            names = [names[number] for number in numbers]
+            names = [names[index] for index in indices]
         if isinstance(names, list):
             names = [str(name) for name in names]
             require_distinct(names, f'{path}: names')
             shape = values.get('kpt_shape', [])
-            if not (isinstance(shape, list) and all(str(number).isdecimal() for number in shape)):
+            if not (isinstance(shape, list) and all(str(size).isdecimal() for size in shape)):
                 raise DataError(f'{path}: kpt_shape takes whole numbers, as [17, 3], got {shape!r:.80}')
-            return path, {**values, 'names': names, 'kpt_shape': [int(number) for number in shape]}
-        if one_file is not None:
+            return path, {**values, 'names': names, 'kpt_shape': [int(size) for size in shape]}
+        if only_file is not None:
             raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
     return folder.root / 'data.yaml', {}
 
@@ -214,10 +219,10 @@ def _find_by_end(entry: str, split: str, folder: DataFolder) -> Optional[Path]:
     candidates = {path for picture in folder.pictures for path in picture.parents}
     candidates |= {file for file in folder.files if file.suffix.lower() == '.txt'}
     root = folder.root.resolve()
-    parts = {root / path: [part.lower() for part in (root / path).parts] for path in candidates}
+    parts_of = {root / path: [part.lower() for part in (root / path).parts] for path in candidates}
     for first in range(len(entry_parts)):
         end = entry_parts[first:]
-        fitting = [path for path, names in parts.items() if names[-len(end) :] == end]
+        fitting = [path for path, parts in parts_of.items() if parts[-len(end) :] == end]
         if fitting:
             is_of_split = find_split(fitting[0].relative_to(root)) in (None, split)
             return fitting[0] if len(fitting) == 1 and is_of_split else None
@@ -268,7 +273,7 @@ def read_yolo(
     height, width = size
     form = 'CLASS X Y WIDTH HEIGHT' + (f' and {points} numbers of points' if points else ', or CLASS and points')
     boxes = []
-    for number, text in enumerate(read_text(file).splitlines(), 1):
+    for line, text in enumerate(read_text(file).splitlines(), 1):
         words = text.split()
         if not words:
             continue
@@ -277,13 +282,13 @@ def read_yolo(
             values = values[:-2]
         is_outline = not points and values is not None and len(values) >= 7 and len(values) % 2 == 1
         if values is None or not (is_outline or 0 <= len(values) - 5 - points <= _most_behind(points)):
-            raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
+            raise DataError(f'{file}, line {line}, takes {form}; got {text!r:.80}')
         values = values if is_outline else values[:5]
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
             end = f'to {len(names) - 1}' if names else 'on'
-            raise DataError(f'{file}, line {number}: the class is a whole number from 0 {end}, got {words[0]!r}')
+            raise DataError(f'{file}, line {line}: the class is a whole number from 0 {end}, got {words[0]!r}')
         if not all(-ROUNDING <= value <= 1 + ROUNDING for value in values[1:]):
-            raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
+            raise DataError(f'{file}, line {line}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
         corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))
         if not is_outline:
             centre, half = corners[0], corners[1] / 2

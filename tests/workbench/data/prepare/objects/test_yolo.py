@@ -7,7 +7,7 @@ import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, MASKS, boxes, fill, read
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 
 
 def write_folder(root, lines, yaml='names: [nut, bolt]\n', count=2):
