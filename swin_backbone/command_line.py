@@ -78,7 +78,8 @@ def _end_on_signals() -> list[int]:
     Returns:
         The received signal, as soon as there is one.
     """
-    process, received = os.getpid(), list[int]()
+    process = os.getpid()
+    received: list[int] = []
 
     def end(number: int, _frame: Optional[FrameType]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once

@@ -376,7 +376,8 @@ def with_options(names: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        signature, doc = inspect.signature(function), function.__doc__ or ''
+        signature = inspect.signature(function)
+        doc = function.__doc__ or ''
         parameters = {
             name: parameter
             for name, parameter in signature.parameters.items()
@@ -384,7 +385,8 @@ def with_options(names: str) -> Callable[[Function], Function]:
         }
         lines = []
         for name in names.split():
-            option, kind = OPTION_FIELDS[name], inspect.Parameter.KEYWORD_ONLY
+            option = OPTION_FIELDS[name]
+            kind = inspect.Parameter.KEYWORD_ONLY
             parameter = inspect.Parameter(name, kind, default=option.default, annotation=option.type)
             parameters.setdefault(name, parameter)
             text = re.sub('--([a-z_-]+)', lambda word: word[1].replace('-', '_'), option.metadata['settings']['help'])

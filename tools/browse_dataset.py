@@ -54,7 +54,8 @@ def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
 
 def draw(visualizer: Any, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
     """Return the picture of an item with its annotations drawn, (H, W, 3) BGR."""
-    sample, pixels = item['data_samples'], picture_of(item)
+    sample = item['data_samples']
+    pixels = picture_of(item)
     if hasattr(visualizer, 'visualize_cls'):
         side = max(READABLE, *pixels.shape[:2])
         shown = visualizer.visualize_cls(pixels, sample, resize=side, show=show, wait_time=seconds, name=name)

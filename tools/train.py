@@ -6,13 +6,19 @@ The log begins with what is unusual in the data; tools/check_data.py looks at pi
 shows loss terms, learning rate and validation metrics.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import ARGUMENTS, TRAINING_OPTIONS
+
+if TYPE_CHECKING:
+    from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
 
 def parse_args() -> argparse.Namespace:
@@ -35,15 +41,28 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def write_report(runner: SafeRunner, args: argparse.Namespace) -> None:
+    """Write report/ on the last checkpoint of a training into its working folder."""
+    from swin_backbone.options import Options
+    from swin_backbone.workbench.job import Job, report
+
+    with exit_with_message(ANY_ERROR, args.debug):
+        if runner.last_checkpoint is None:
+            raise ValueError('--report takes a checkpoint, and the training has written none')
+        folder = Path(runner.cfg.work_dir, 'report')
+        options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
+        report(Job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
+    print(folder / 'index.html')
+
+
 def main() -> None:
     args = parse_args()
-    from swin_backbone.options import Options
     from swin_backbone.workbench.configs.data_parts import require_data
-    from swin_backbone.workbench.job import Job, open_training, report
+    from swin_backbone.workbench.job import open_training
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.hooks.signals import StoppedBySignal
 
-    # Once a step has worked, another error is a bug, here or in a library: it keeps its traceback
+    # `run_loop` turns the errors of a user into RUN_ERRORS: any other keeps its traceback
     with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             job = make_job(args)
@@ -55,13 +74,7 @@ def main() -> None:
         except StoppedBySignal as stop:
             sys.exit(stop.status)
         if args.report:
-            with exit_with_message(ANY_ERROR, args.debug):
-                if runner.last_checkpoint is None:
-                    raise ValueError('--report takes a checkpoint, and the training has written none')
-                folder = Path(job.cfg.work_dir, 'report')
-                options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
-                report(Job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
-            print(folder / 'index.html')
+            write_report(runner, args)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..checkpoints.errors import CheckpointError
-from ..checks import DataError as DataError
+from ..checks import DataError
 from .config_parts import iter_parts, type_name
 
 IN_WORKER = 'Original Traceback (most recent call last)'

@@ -52,7 +52,8 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         unknown = set(self.paramwise_cfg) - {'decay_rate'}
         if unknown:
             raise ValueError(f'paramwise_cfg takes decay_rate alone, got {dict(self.paramwise_cfg)}')
-        allowed, rate = 'a number above 0 and at most 1', self.paramwise_cfg.get('decay_rate')
+        allowed = 'a number above 0 and at most 1'
+        rate = self.paramwise_cfg.get('decay_rate')
         check_number('paramwise_cfg.decay_rate', rate, allowed, lambda rate: 0 < rate <= 1)
 
     def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:

@@ -129,7 +129,8 @@ def _methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
 
 def _replace_methods(model: nn.Module, device: str) -> ExitStack:
     """Replace methods, and return a stack that restores them."""
-    stack, in_float32 = ExitStack(), partial(outside_autocast, device=device)
+    stack = ExitStack()
+    in_float32 = partial(outside_autocast, device=device)
     for module in model.modules():
         behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
         methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)

@@ -70,7 +70,9 @@ class _RoIAlign(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rois_R5: Tensor, counts: list[int], settings: list[Any], *maps: Tensor) -> Tensor:
         ctx.save_for_backward(rois_R5)
-        ctx.counts, ctx.settings, ctx.maps = counts, settings, [(x.shape, x.stride(), x.dtype) for x in maps]
+        ctx.counts = counts
+        ctx.settings = settings
+        ctx.maps = [(x.shape, x.stride(), x.dtype) for x in maps]
         pooled_RCIJ = maps[0].new_empty(len(rois_R5), maps[0].shape[1], *settings[0][:2])
         none = maps[0].new_empty(0)
         parts = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
@@ -83,7 +85,8 @@ class _RoIAlign(torch.autograd.Function):
     def backward(ctx: Any, grad_RCIJ: Tensor) -> Any:
         (rois_R5,) = ctx.saved_tensors
         grad_RCIJ = grad_RCIJ.contiguous()
-        none, grads = grad_RCIJ.new_empty(0), []
+        none = grad_RCIJ.new_empty(0)
+        grads = []
         parts = zip(ctx.maps, rois_R5.split(ctx.counts), grad_RCIJ.split(ctx.counts), ctx.settings)
         for (shape, stride, dtype), of_level_R5, of_level_RCIJ, setting in parts:
             grad_BCHW = torch.empty_strided(shape, stride, dtype=dtype, device=grad_RCIJ.device).zero_()

@@ -109,7 +109,8 @@ def slices_within(cost_R: list[int], budget: int) -> Iterator[slice]:
     for index, cost in enumerate(cost_R):
         if spent + cost > budget and index > begin:
             yield slice(begin, index)
-            begin, spent = index, 0
+            begin = index
+            spent = 0
         spent += cost
     yield slice(begin, len(cost_R))
 

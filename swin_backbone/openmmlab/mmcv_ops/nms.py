@@ -65,7 +65,8 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], block
 def _kept_of_block(overlap_NN: Tensor) -> Tensor:
     """Return the indices of the kept boxes of a block. The loop reads a copy: each read of a GPU would wait for it."""
     overlap = overlap_NN.cpu().numpy()
-    suppressed, kept = np.zeros(len(overlap), bool), []
+    suppressed = np.zeros(len(overlap), bool)
+    kept = []
     for box in range(len(overlap)):
         if not suppressed[box]:
             kept.append(box)
@@ -105,7 +106,8 @@ def softnms(
     """
     boxes_5N = _numbers(torch.cat([boxes, scores[:, None]], 1))  # in a loop numpy takes a third of torch's time
     index = np.arange(len(boxes))
-    size, chosen = len(boxes), 0
+    size = len(boxes)
+    chosen = 0
     while chosen < size:
         # As in mmcv, the first of equal scores is chosen, and the chosen box changes places with the first of the rest.
         # NaN, the score of a box without an area, is chosen if it is the first: no score is greater.
@@ -143,7 +145,8 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     """Return groups of (N, 5) boxes with scores: a kept box, then its suppressed boxes by falling score. A box is
     suppressed from the threshold on."""
     order = dets[:, 4].sort(0, descending=True)[1]
-    boxes, rest = _numbers(dets[order, :4]), order.numpy()
+    boxes = _numbers(dets[order, :4])
+    rest = order.numpy()
     groups = []
     while len(rest):
         near = iou(boxes[:, 0], boxes, 0, np) >= np.float32(iou_threshold)

@@ -100,7 +100,9 @@ class SampledAxis:
     `start[r] + i * step[r] + (g + 0.5) * step[r] / samples[r]`."""
 
     def __init__(self, start_R: Tensor, length_R: Tensor, num_bins: int, sampling_ratio: int):
-        self.start_R, self.num_bins, self.sampling_ratio = start_R, num_bins, sampling_ratio
+        self.start_R = start_R
+        self.num_bins = num_bins
+        self.sampling_ratio = sampling_ratio
         self.step_R = length_R / num_bins
         if sampling_ratio > 0:
             self.samples_R = torch.full_like(start_R, sampling_ratio, dtype=torch.long)

@@ -140,7 +140,8 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     kinds = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
     if type_name(old) not in kinds:
         return False
-    defaults, size = ARCHS[old.get('arch') or 'tiny'], swin.size
+    defaults = ARCHS[old.get('arch') or 'tiny']
+    size = swin.size
     depths, heads = (list(old.get(name) or getattr(defaults, name)) for name in ('depths', 'num_heads'))
     windows = old.get('window_size')
     by_stage = tuple(windows) if isinstance(windows, (list, tuple)) and len(windows) > 2 else None
@@ -188,7 +189,8 @@ def _rewire(
     cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task
 ) -> tuple[dict[str, Any], list[str]]:
     """Rewrite the readers of a backbone's maps, in place. Return the new backbone and notes for the user."""
-    segmentation, neck_name = task == 'segmentation', part.replace('backbone', 'neck')
+    segmentation = task == 'segmentation'
+    neck_name = part.replace('backbone', 'neck')
     levels = backbone_levels(model[part], f'{key}.{part}')
     stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
     maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])

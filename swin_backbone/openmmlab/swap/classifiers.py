@@ -31,7 +31,8 @@ def rewire_classifier(model: ConfigDict, part: str, width: int, key: str) -> Non
     """
     if type_name(model) not in CLASSIFIERS:
         raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {type_name(model)}')
-    last, neck_name = backbone_levels(model[part], f'{key}.{part}', vectors=True)[-1], part.replace('backbone', 'neck')
+    last = backbone_levels(model[part], f'{key}.{part}', vectors=True)[-1]
+    neck_name = part.replace('backbone', 'neck')
     neck, head = model.get(neck_name), model.get('head')
     if not isinstance(head, ConfigDict) or 'in_channels' not in head:
         raise ValueError(f'{key}.head takes a head with in_channels, got {head!r:.80}')

@@ -183,7 +183,8 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
 def _find_maps(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     """Return the index of the map that a head reads, or the list of indices."""
     old = maps.widths()[0]
-    channels, index = head.in_channels, head.get('in_index', -1)
+    channels = head.in_channels
+    index = head.get('in_index', -1)
     if isinstance(channels, int):
         if not isinstance(index, int) or not -len(old) <= index < len(old):
             raise ValueError(f'{path}.in_index is {index}, with in_channels {channels} and {len(old)} maps')
@@ -195,7 +196,8 @@ def _find_maps(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
         if not all(-len(old) <= number < len(old) for number in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')
         indices = [number % len(old) for number in index]
-        channels, expected = list(channels), [old[number] for number in indices]
+        channels = list(channels)
+        expected = [old[number] for number in indices]
     if channels != expected:
         raise ValueError(f'{path}.in_channels is {channels}, and the maps it reads have {expected}')
     return indices

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Optional, Union
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
 
-from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, list_first
+from ...checks import LARGEST_FILE, DataError, check_int, check_number, check_sequence, check_type, list_first
 from ...openmmlab.config_parts import find_class, walk
-from ...openmmlab.errors import DataError, Faults
+from ...openmmlab.errors import Faults
 from ..configs.data_parts import find_annotation_file
 from ..configs.text_files import BYTE_ORDER_MARKS, decode, read_file
 from .masks import SHORT_POLYGON, Fault, find_mask_faults
@@ -175,7 +175,8 @@ def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with
         errors.add('no categories', 'each has an id and a name')
     known_categories = list_first([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
-    filled, strays = set(), Faults()
+    filled = set()
+    strays = Faults()
     loaded: Counter[Any] = Counter()
     boxes: dict[tuple[Any, ...], Any] = {}
     rles = 0
@@ -230,11 +231,9 @@ def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[
     Raises:
         DataError: if the file is no JSON with the lists of the format.
     """
+    content = read_file(path, LARGEST_FILE)
     try:
-        content = read_file(path, LARGEST_FILE)
         data = json.loads(decode(content))
-    except DataError:
-        raise
     except RecursionError as error:
         raise DataError(f'{path} is no annotation file: it is nested more than a thousand times') from error
     except ValueError as error:  # no JSON, or no UTF-8

@@ -59,7 +59,8 @@ class ResumableBatchSampler(Sampler[list[int]]):
         """Yield the batches. A sampler with the process's generators repeats its earlier draws."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
-        begin, position = self.number, (self.seed, BATCH, get_rank())
+        begin = self.number
+        position = (self.seed, BATCH, get_rank())
         number = begin - self.done
         for passes in count() if self.endless else [0]:
             if self.endless and hasattr(self.sampler, 'set_epoch'):

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...checks import DataError
 from ...openmmlab.config_parts import find_class
-from ...openmmlab.errors import DataError, Faults, describe_error
+from ...openmmlab.errors import Faults, describe_error
 from ..configs.data_parts import find_annotation_file, list_dataset_configs, list_metric_configs, require_data
 from .annotations import Annotations, find_format, scan_annotation_file
 from .dataset_warnings import count_left_out, find_class_warnings
@@ -130,7 +131,9 @@ def _check_pictures(
     report.warnings.update(left_out)
     if is_trained_on and 'objects' in report.rows:
         report.rows['objects trained on'] = f'{left:,}'
-    classes, rule, checked = built.metainfo.get('classes', ()), guard.rule, 0
+    classes = built.metainfo.get('classes', ())
+    rule = guard.rule
+    checked = 0
     sizes: list[tuple[int, int]] = []
     guard.use([step for step in built.pipeline.transforms if loads_picture(step) or (rule and loads_annotations(step))])
     max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk

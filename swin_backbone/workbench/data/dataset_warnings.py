@@ -15,7 +15,8 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from numpy.typing import NDArray
 
-from ...openmmlab.errors import DataError, Faults
+from ...checks import DataError
+from ...openmmlab.errors import Faults
 from ..configs.data_parts import find_annotation_file
 from .annotations import Annotations, find_format, scan_annotation_file
 from .datasets import iter_base_datasets

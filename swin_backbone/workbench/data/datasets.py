@@ -9,8 +9,9 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 
+from ...checks import DataError
 from ...openmmlab.config_parts import find_class, walk
-from ...openmmlab.errors import DataError, describe_error
+from ...openmmlab.errors import describe_error
 from ..configs.data_parts import find_annotation_file, iter_dataset_configs, iter_metric_configs, require_data
 from .annotations import find_format, require_annotations, require_classes, uses_masks
 

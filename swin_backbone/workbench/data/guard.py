@@ -16,8 +16,8 @@ from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 from numpy.typing import NDArray
 
-from ...checks import require_file
-from ...openmmlab.errors import DataError, Faults, describe_error
+from ...checks import DataError, require_file
+from ...openmmlab.errors import Faults, describe_error
 from .annotations import find_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import iter_base_datasets
@@ -59,11 +59,13 @@ class GuardedPipeline:
     ):
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = find_label_rule(cfg)
-        self.skip_unreadable, self.notes = skip_unreadable, notes
+        self.skip_unreadable = skip_unreadable
+        self.notes = notes
         # By `BuiltDatasets`, for annotated sizes
         self.are_masks_checked = self.is_local and bool(find_format(type(dataset)))
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
-        self.load, self.is_reducing = find_load_function(dataset), is_reducing(find_loader(dataset))
+        self.load = find_load_function(dataset)
+        self.is_reducing = is_reducing(find_loader(dataset))
         self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (REDUCED_BITS, OTHER_SIZE)}
 
     def install(self, dataset: BaseDataset) -> None:

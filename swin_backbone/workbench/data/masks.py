@@ -162,7 +162,8 @@ def _decode(
     steps = np.add.reduceat((codes & 31) << 5 * place, starts) - ((codes[is_last] >> 4) << 5 * characters)
     begins = np.searchsorted(starts, np.cumsum([0, *map(len, counts[:-1])]))
     numbers = np.diff(begins, append=len(steps))
-    index, runs = np.arange(len(steps)) - begins.repeat(numbers), steps.copy()
+    index = np.arange(len(steps)) - begins.repeat(numbers)
+    runs = steps.copy()
     for first in (1, 2):
         is_kind = (index >= first) & (index % 2 == first % 2)
         sums = np.where(is_kind, steps, 0).cumsum()

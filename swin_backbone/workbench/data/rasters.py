@@ -173,7 +173,8 @@ def to_bgr(raster: Raster, pixels_HWC: NDArray[Any]) -> NDArray[Any]:
 
     Of two bands the first is grey, of more the first three are red, green and blue. No band multiplies another one.
     """
-    pixels, bits = pixels_HWC, raster.bits
+    pixels = pixels_HWC
+    bits = raster.bits
     if raster.colours is not None:
         pixels = raster.colours[pixels[..., 0]]
     elif bits < 8:

@@ -18,7 +18,7 @@ from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from numpy.typing import NDArray
 
-from ...openmmlab.errors import DataError
+from ...checks import DataError
 from ...options import Options
 from ...sizes import Size
 from ..configs.check import compare_classes, find_class_names

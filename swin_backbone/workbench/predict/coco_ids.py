@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ...checks import LARGEST_FILE
-from ...openmmlab.errors import DataError
+from ...checks import LARGEST_FILE, DataError
 from ..configs.text_files import read_text
 
 if TYPE_CHECKING:

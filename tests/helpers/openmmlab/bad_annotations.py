@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.guard import guard_dataset
 from swin_backbone.workbench.runner.safe_runner import RunSettings, SafeRunner

@@ -12,7 +12,8 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from swin_backbone.openmmlab.errors import DataError, describe_error
+from swin_backbone.checks import DataError
+from swin_backbone.openmmlab.errors import describe_error
 from swin_backbone.workbench.data import check_labels
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets

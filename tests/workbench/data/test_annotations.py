@@ -24,7 +24,7 @@ from helpers.openmmlab.bad_annotations import (
 from mmdet.utils import register_all_modules
 from pycocotools import mask as coco_mask
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.workbench.data import masks
 from swin_backbone.workbench.data.annotations import scan_annotation_file
 from swin_backbone.workbench.data.check_data import check_data

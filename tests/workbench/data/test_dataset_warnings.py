@@ -10,7 +10,7 @@ import pytest
 from helpers.openmmlab.bad_annotations import SIDE, SQUARE, config, good_coco, make_data, train
 from mmdet.utils import register_all_modules
 
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.checks import DataError
 from swin_backbone.workbench.data import guard
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
