@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from csrc import build
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.native import library, memory
+from swin_backbone.kernels.native import library
 
 # In the order of `Work` in csrc/machine/profile.h. A norm reads tokens from the map, a residual sum writes tokens back.
 KINDS = (
@@ -217,6 +217,6 @@ def print_profile(arch: str, sizes: Sequence[tuple[int, int]], dtype: torch.dtyp
     with tempfile.TemporaryDirectory() as folder:
         clocks = use_clocks(Path(folder))
         for H, W in sizes:
-            pairs = dtype is torch.bfloat16 and memory.get_libswin().has_bf16_gemm
+            pairs = dtype is torch.bfloat16 and library.get_libswin().has_bf16_gemm
             rows = measure_kinds(clocks, make_run(model, torch.randn(1, 3, H, W), train, dtype), pairs)
-            print_rows(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.get_libswin().isa}, one thread')
+            print_rows(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {library.get_libswin().isa}, one thread')

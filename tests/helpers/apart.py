@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import torch
 
-from swin_backbone.kernels.native import availability, library, memory
+from swin_backbone.kernels.native import availability, library
 
 
 def call(function, *arguments, **environment):
@@ -22,6 +22,6 @@ def _call(function, arguments, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load_library.cache_clear()
-    memory.get_libswin.cache_clear()
+    library.get_libswin.cache_clear()
     availability.find_unsupported_dtype.cache_clear()
     return function(*arguments)

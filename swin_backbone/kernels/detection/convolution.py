@@ -17,12 +17,11 @@ from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_unsupported_dtype
 from ..native.interface import MakeWeights, ResultShapes, Weights
-from ..native.library import GEMM_DTYPES, Convolution
+from ..native.library import GEMM_DTYPES, Convolution, get_libswin
 from ..native.memory import (
     Cache,
     dtype_number,
     empty,
-    get_libswin,
     is_readable,
     make_once,
     require_address,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...modes import needs_torch_op
 from ..native.interface import MakeWeights, ResultShapes, Weights
-from ..native.library import Deformable
-from ..native.memory import empty, get_libswin, require_address
+from ..native.library import Deformable, get_libswin
+from ..native.memory import empty, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within

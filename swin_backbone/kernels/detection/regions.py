@@ -10,8 +10,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..native.library import RoiAlign
-from ..native.memory import dtype_number, get_libswin, require_address
+from ..native.library import RoiAlign, get_libswin
+from ..native.memory import dtype_number, require_address
 from ..native.size_limits import is_within
 
 

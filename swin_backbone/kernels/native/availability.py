@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from ...compat import GRAPH_TRACERS, changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
 from ...modes import is_plain_or_fake, needs_torch_op, tracer_of
 from ...replace import Reason, is_library_disabled
-from . import memory
-from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, Images, Projection, load_library
+from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, Images, Projection, get_libswin, load_library
 from .memory import empty, is_readable, pack_linear
 
 PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
@@ -109,7 +108,7 @@ def _is_gemm_correct(dtype: torch.dtype) -> bool:
         patch_height=16, patch_width=16,
     )  # fmt: skip
     projection = Projection(dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, linear=panels.data_ptr())
-    memory.get_libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
+    get_libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
     error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     return bool(error < (1e-5 if GEMM_DTYPES[dtype] is torch.float32 else 2e-2))

@@ -30,6 +30,7 @@ from .library import (
     Maps,
     Projection,
     ProjectionGradients,
+    get_libswin,
 )
 from .memory import (
     LINE,
@@ -38,7 +39,6 @@ from .memory import (
     Unsupported,
     empty,
     empty_aligned,
-    get_libswin,
     make_once,
     pack_linear,
     require_address,

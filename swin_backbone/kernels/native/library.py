@@ -211,15 +211,22 @@ def load_library() -> tuple[Optional[Library], Optional[str]]:
     return library, None
 
 
+@lru_cache(maxsize=1)
+def get_libswin() -> Library:
+    """Return the loaded library. Without a library, raise a RuntimeError with the reason."""
+    library, reason = load_library()
+    if library is None:
+        raise RuntimeError(reason)
+    return library
+
+
 def library_path() -> str:
     """Return the path of the compiled library, for `register_custom_ops_library` of ONNX Runtime's options.
 
     Raises:
         RuntimeError: if the library is not built or does not run here. The message has the reason.
     """
-    library, reason = load_library()
-    if library is None:
-        raise RuntimeError(reason)
+    get_libswin()
     return str(PATH)
 
 

@@ -20,7 +20,7 @@ from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
 from ...replace import Reason
 from ..changes import forget_readings
-from .library import DTYPES, GEMM_DTYPES, Library, load_library
+from .library import DTYPES, GEMM_DTYPES, get_libswin
 from .size_limits import find_unsupported_size
 
 Value = TypeVar('Value')
@@ -29,15 +29,6 @@ LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
 empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
-
-
-@lru_cache(maxsize=1)
-def get_libswin() -> Library:
-    """Return the loaded library. Without a library, raise a RuntimeError with the reason."""
-    loaded, reason = load_library()
-    if loaded is None:
-        raise RuntimeError(reason)
-    return loaded
 
 
 def is_readable(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.native import computations, memory
+from swin_backbone.kernels.native import computations, library, memory
 from swin_backbone.kernels.swin import blocks, swin_layers
 from swin_backbone.models.layers import SwinV2Block
 
@@ -240,8 +240,8 @@ def test_weights_may_change_between_calls():
 
 def test_weights_are_packed_once(monkeypatch):
     packed = []
-    pack = memory.get_libswin().pack
-    monkeypatch.setattr(memory.get_libswin(), 'pack', lambda *args: packed.append(args) or pack(*args))
+    pack = library.get_libswin().pack
+    monkeypatch.setattr(library.get_libswin(), 'pack', lambda *args: packed.append(args) or pack(*args))
     model = randomised(**{**TWO_STAGES, **ONE_STAGE})
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
     with torch.no_grad():
