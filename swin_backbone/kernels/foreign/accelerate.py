@@ -17,7 +17,8 @@ from ...models.pyramid import SwinPyramid
 from ...replace import Reason
 from ..changes import record_methods
 from ..native.availability import PRECISION, find_unsupported_dtype
-from ..swin.single_layer import SWIN_LAYERS, plan_single_layer
+from ..swin.by_torch import SWIN_LAYERS
+from ..swin.single_layer import plan_single_layer
 from .foreign_layers import ACCELERATED, BASE_ATTRIBUTE, LayerRecord, find_candidate_layer, run_norm, try_native
 from .trial import try_layer
 

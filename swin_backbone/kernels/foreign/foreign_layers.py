@@ -24,8 +24,8 @@ from ..native.memory import Unsupported, find_cache, free_packed_off_cpu
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
-from ..swin.single_layer import forward_by_torch, read_norm
-from ..swin.swin_layers import PROJECTION_NORM, make_norm_recipe
+from ..swin.by_torch import forward_by_torch
+from ..swin.swin_layers import PROJECTION_NORM, make_norm_recipe, read_norm
 from .calls import CallArgs, bind_arguments, find_map, list_arguments, list_modules
 from .origins import POSITION_INDEX, Origin, find_origin
 

@@ -35,7 +35,7 @@ from .blocks import (
     make_block_recipe,
     make_block_weights,
 )
-from .single_layer import forward_by_torch, read_norm
+from .by_torch import forward_by_torch
 
 # A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
 TENSORS_V1 = [(name, *name.rsplit('.', 1)) for name in (*WEIGHTS, BIAS_TABLE)]
@@ -257,6 +257,11 @@ def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
 
 
 plan_projection = partial(plan_module, read_projection)
+
+
+def read_norm(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
+    """Return weight, bias and eps of a norm; (None, None, None) for `nn.Identity` and None."""
+    return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
 
 
 def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> PlanOrReason:

@@ -16,7 +16,8 @@ from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import find_unsupported_dtype
 from ...kernels.native.computations import move_neighbours_first
 from ...kernels.native.plans import LayerPlan
-from ...kernels.swin.single_layer import plan_single_layer, read_norm
+from ...kernels.swin.single_layer import plan_single_layer
+from ...kernels.swin.swin_layers import read_norm
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
 from ...openmmlab.layers.conv3x3 import is_plain
