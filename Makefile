@@ -108,8 +108,8 @@ tests_core = $(RUN) setup.py --quiet build_ext --inplace && PYTHONPATH=. $(IN_TW
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES
 import sys, torch
-from swin_backbone.kernels.native import find_unsupported_dtype
-sys.exit(find_unsupported_dtype(torch.float32))
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
+sys.exit(find_reason_against_dtype(torch.float32))
 endef
 export LIBRARY_COMPUTES
 tests_wheel = $(PIP) install --quiet --no-deps --force-reinstall dist/*manylinux*_$$(uname -m).whl && \

@@ -181,15 +181,15 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from .kernels.native.availability import find_unsupported
-    from .kernels.triton.planning import find_unsupported_attention
+    from .kernels.native.availability import find_reason_against
+    from .kernels.triton.planning import find_reason_against_attention
     from .models import SwinBackbone
     from .models.windows import Windows
 
     kind, x, windows = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device), Windows(7, 7, (7, 7), (3, 3))
     attention = SwinBackbone(depths=(1,), num_heads=(3,), out_indices=(0,)).stages[0].blocks[0].attn.w_msa
     with torch.autocast(kind, getattr(torch, dtype_name), enabled=dtype_name != 'float32'):
-        reason = find_unsupported(x) if kind == 'cpu' else find_unsupported_attention(attention, x, windows)
+        reason = find_reason_against(x) if kind == 'cpu' else find_reason_against_attention(attention, x, windows)
     if reason is not None:
         return f'torch: {reason}'
     return 'native' if kind == 'cpu' else 'triton'

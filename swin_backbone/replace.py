@@ -52,10 +52,10 @@ def replaceable(forward: Forward) -> Forward:
         for backend, make_plan in replacements:
             if module.backend in (backend, 'auto'):
                 answer = make_plan(module, *others)
-                if isinstance(answer, str) and module.backend == backend:
-                    raise CannotRun(backend, answer)
-                if answer is not None and not isinstance(answer, str):
+                if callable(answer):
                     return answer(*others)
+                if answer is not None and module.backend == backend:
+                    raise CannotRun(backend, answer)
         return forward(module, *others)
 
     dispatch.replacements = replacements  # type: ignore[attr-defined]
@@ -97,6 +97,10 @@ def library_disabled() -> Iterator[None]:
 def is_library_disabled() -> bool:
     """Return whether the thread is inside `library_disabled`."""
     return getattr(_disabled, 'depth', 0) > 0
+
+
+class Unsupported(ValueError):
+    """The error of a module, tensor or size that a backend does not compute: the reason. Makers of plans catch it."""
 
 
 class CannotRun(ValueError):

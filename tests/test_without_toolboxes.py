@@ -72,7 +72,7 @@ import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.compat import import_torchvision
 from swin_backbone.kernels.foreign.foreign_layers import ACCELERATED
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 
 import_torchvision()  # of any build
 models = {}
@@ -93,7 +93,7 @@ for name, model in models.items():
         wanted = first(model(x))
         found = first(accelerate(model)(x))
         assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max(), name
-        if find_unsupported_dtype(torch.float32) is None:
+        if find_reason_against_dtype(torch.float32) is None:
             assert any(ACCELERATED in vars(one) for one in model.modules()), name
         assert torch.equal(first(restore(model)(x)), wanted)
 print('accelerated', *models)

@@ -9,7 +9,8 @@ A call of a stage goes this way to the compiled library:
    `swin/swin_layers.py`.
 2. `plan_module` in `native/plans.py` gets the recipe of the stage, which `read_stage` reads: for each block a
    computation (`native/computations.py`) and its tensors. `changes.read_once` keeps the recipe until the stage changes.
-   For a stage that the library does not compute, there is a reason, a sentence, in place of a recipe.
+   For a stage that the library does not compute, `read_stage` raises `Unsupported`, and `plan_module` returns the
+   reason, a sentence, in place of a plan.
 3. The recipe makes a plan for the shape of the maps: it checks the tensors, packs weights or takes the packed ones, and
    fills a structure of csrc/swin.h.
 4. `dispatch` runs the plan, which calls the library for each block. With gradients, an autograd function does so; in a

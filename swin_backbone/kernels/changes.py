@@ -7,7 +7,7 @@ calls, until the module changes (`read_once`).
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import is_
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..compat import constant_when_compiled
 from ..modes import needs_torch_op
-from ..replace import Reason
+from ..replace import Unsupported
 
 Result = TypeVar('Result')
 Modules = dict[str, Any]  # inside a layer, by name
@@ -79,8 +79,8 @@ def list_methods(cls: Any) -> frozenset[str]:
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
 
-def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Union[Modules, Reason]:
-    """Return the modules inside a layer by name, level by level; or a reason that names a changed module.
+def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Modules:
+    """Return the modules inside a layer by name, level by level. Raises `Unsupported`, which names a changed module.
 
     Types must match exactly, because a subclass may compute a different result. `_modules` takes a fifth of the time of
     `named_modules`.
@@ -95,12 +95,12 @@ def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Unio
                 continue
             name = prefix + name
             if type(module) is not types.get(name, nn.Identity) or is_changed(module):
-                return f'{name} of {type(layer).__name__} is not as it was built.'
+                raise Unsupported(f'{name} of {type(layer).__name__} is not as it was built.')
             modules[name] = module
             if module._modules:
                 parents.append((f'{name}.', module))
     if not modules.keys() >= types.keys():
-        return f'{type(layer).__name__} lacks a module that it was built with.'
+        raise Unsupported(f'{type(layer).__name__} lacks a module that it was built with.')
     return modules
 
 

@@ -23,5 +23,5 @@ def _call(function, arguments, environment):
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load_library.cache_clear()
     library.get_libswin.cache_clear()
-    availability.find_unsupported_dtype.cache_clear()
+    availability.find_reason_against_dtype.cache_clear()
     return function(*arguments)

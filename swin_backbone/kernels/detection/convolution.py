@@ -15,17 +15,10 @@ from torch import Tensor
 
 from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
-from ..native.availability import find_unsupported_dtype
+from ..native.availability import find_reason_against_dtype
 from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import GEMM_DTYPES, Convolution, get_libswin
-from ..native.memory import (
-    Cache,
-    dtype_number,
-    empty,
-    is_readable,
-    make_once,
-    require_address,
-)
+from ..native.memory import Cache, dtype_number, empty, is_readable, make_once, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
@@ -90,7 +83,7 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 
 @constant_when_compiled
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype is None or find_unsupported_dtype(dtype) is not None:
+    if dtype is None or find_reason_against_dtype(dtype) is not None:
         return False
     return GEMM_DTYPES[dtype] is torch.float32 or get_libswin().isa != 'amx'
 

@@ -16,7 +16,7 @@ from torch import nn
 from ...models.pyramid import SwinPyramid
 from ...replace import Reason
 from ..changes import record_methods
-from ..native.availability import PRECISION, find_unsupported_dtype
+from ..native.availability import PRECISION, find_reason_against_dtype
 from ..swin.by_torch import SWIN_LAYERS
 from ..swin.single_layer import plan_single_layer
 from .foreign_layers import ACCELERATED, BASE_ATTRIBUTE, LayerRecord, find_candidate_layer, run_norm, try_native
@@ -32,7 +32,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         _require_int8(model, precision)
     lines = _accelerate_foreign_layers(model, dry_run)
     layers = [module for module in model.modules() if precision is not None and isinstance(module, SWIN_LAYERS)]
-    outcomes = Counter((type(layer).__name__, _find_unsupported_int8(layer)) for layer in layers)
+    outcomes = Counter((type(layer).__name__, _find_reason_against_int8(layer)) for layer in layers)
     unsupported = {(kind, reason): number for (kind, reason), number in outcomes.items() if reason is not None}
     lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in unsupported.items()]
     for line in lines:
@@ -85,7 +85,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
     """Raise ValueError for another precision, without the library, or for a model on a GPU."""
     if precision != 'int8':
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
-    reason = find_unsupported_dtype(torch.int8)
+    reason = find_reason_against_dtype(torch.int8)
     if reason is not None:
         raise ValueError(f"precision='int8' takes the compiled library: {reason}")
     devices = {parameter.device.type for parameter in model.parameters()} - {'cpu'}
@@ -93,7 +93,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
         raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
 
 
-def _find_unsupported_int8(layer: Any) -> Optional[Reason]:
+def _find_reason_against_int8(layer: Any) -> Optional[Reason]:
     """Return why the library does not compute a layer of ours in eight bits; None: it does.
 
     The own forward of a user's subclass may still not call it.

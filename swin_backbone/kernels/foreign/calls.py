@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
+from ...replace import Unsupported
 
 CallArgs = dict[str, Any]  # arguments of a call, by name
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
@@ -54,8 +55,8 @@ def _read_parameters(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tu
     return tuple(parameter.name for parameter in named), defaults, required, len(named) < len(parameters)
 
 
-def find_map(module: Any, call_args: CallArgs) -> Optional[Tensor]:
-    """Return the first argument as a map (B, H, W, C); None: the size is unknown or wrong."""
+def find_map(module: Any, call_args: CallArgs) -> Tensor:
+    """Return the first argument as a map (B, H, W, C). Raises `Unsupported` if the size is unknown or wrong."""
     x: Tensor = next(iter(call_args.values()))
     if x.dim() == 4:
         return x
@@ -63,5 +64,5 @@ def find_map(module: Any, call_args: CallArgs) -> Optional[Tensor]:
     owner = call_args if 'H' in call_args else vars(module)
     H, W = size or getattr(module, 'input_resolution', None) or (owner.get('H'), owner.get('W'))
     if x.dim() != 3 or H is None or W is None or x.shape[1] != int(H) * int(W):
-        return None
+        raise Unsupported('The height and width of the map are unknown or wrong.')
     return x.reshape(len(x), int(H), int(W), x.shape[-1])

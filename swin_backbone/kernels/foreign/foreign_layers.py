@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype
+from ...replace import Unsupported
 from ...sizes import Size
 from ..changes import Modules, is_patched, read_modules, shadows_methods
-from ..native.availability import find_dtype_and_gradients, find_unsupported
+from ..native.availability import find_dtype_and_gradients, find_reason_against
 from ..native.computations import BlockWeights, ProjectionComputation
-from ..native.memory import Unsupported, find_cache, free_packed_off_cpu
+from ..native.memory import find_cache, free_packed_if_off_cpu
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
@@ -41,7 +42,7 @@ class LayerRecord(NamedTuple):
     """How the library computes a layer of another package, and the state of the layer when it was accelerated."""
 
     label: str  # in the log
-    run: Callable[[Any, Modules, 'LayerRecord', CallArgs], Any]  # returns the output; None: call the original
+    run: Callable[[Any, Modules, 'LayerRecord', CallArgs], Any]  # returns the output, or raises `Unsupported`
     types: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
@@ -71,16 +72,15 @@ def find_candidate_layer(module: Any) -> Optional[LayerRecord]:
     return LayerRecord('block', run_block, types, settings, channels, *origin_and_names)
 
 
-def read_accelerated(layer: Any, record: LayerRecord, x: Tensor) -> Optional[Modules]:
-    """Return the modules inside a layer; None: the library does not take `x`, or the layer has changed."""
-    cls = cast(Any, type(layer))
-    modules = find_unsupported(x) or read_modules(layer, record.types)
-    if isinstance(modules, str):
-        return None
+def read_accelerated(layer: Any, record: LayerRecord) -> Modules:
+    """Return the modules inside a layer. Raises `Unsupported` for a layer that has changed since `accelerate`."""
+    cls, modules = cast(Any, type(layer)), read_modules(layer, record.types)
     if shadows_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
-        return None
+        raise Unsupported('A call of the layer runs other code.')
     has_dropout = any(owner.training and getattr(owner, name) for owner, name in list_rates(modules, record))
-    return None if has_dropout or _list_settings(modules) != record.settings else modules
+    if has_dropout or _list_settings(modules) != record.settings:
+        raise Unsupported('The layer has dropout, or another setting.')
+    return modules
 
 
 def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -92,12 +92,11 @@ def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     x = next(iter((call_args or {}).values()), None)
     if call_args is None or not isinstance(x, Tensor):
         return None
-    modules = read_accelerated(layer, record, x)
-    if modules is None:
-        free_packed_off_cpu(layer, x)
+    if find_reason_against(x) is not None:
+        free_packed_if_off_cpu(layer, x)
         return None
     try:
-        return record.run(layer, modules, record, call_args)
+        return record.run(layer, read_accelerated(layer, record), record, call_args)
     except Unsupported:
         return None
 
@@ -119,12 +118,9 @@ def list_rates(modules: Modules, record: LayerRecord) -> list[tuple[Any, str]]:
 
 
 def run_block(block: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
-    """Return the output of a block; None: the library does not compute the call."""
-    x_BHWC = find_map(block, call_args)
-    recipe = None if x_BHWC is None else _read_foreign_block(block, modules, record, call_args, x_BHWC)
-    if x_BHWC is None or recipe is None:
-        return None
-    x = next(iter(call_args.values()))
+    """Return the output of a block; or raise `Unsupported`."""
+    x_BHWC, x = find_map(block, call_args), next(iter(call_args.values()))
+    recipe = _read_foreign_block(block, modules, record, call_args, x_BHWC)
     y = recipe.plan(block, x_BHWC.shape)(x_BHWC).view(x.shape).to(x_BHWC.dtype)
     if record.origin.format.name != 'hf':
         return y
@@ -133,10 +129,10 @@ def run_block(block: Any, modules: Modules, record: LayerRecord, call_args: Call
 
 def _read_foreign_block(
     block: Any, modules: Modules, record: LayerRecord, call_args: CallArgs, x_BHWC: Tensor
-) -> Optional[LayerRecipe]:
-    """Return the recipe of a block for a call; None: the library does not compute the call."""
+) -> LayerRecipe:
+    """Return the recipe of a block for a call; or raise `Unsupported`."""
     if call_args.get('output_attentions') or call_args.get('head_mask') is not None:
-        return None
+        raise Unsupported('The compiled library returns no attention weights, and masks no heads.')
     origin = record.origin
     windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
@@ -144,7 +140,7 @@ def _read_foreign_block(
     is_v2 = LOGIT_SCALE in tensors
     num_offsets = tensors[COORDINATES].numel() // 2 if is_v2 else len(tensors[BIAS_TABLE])
     if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
-        return None
+        raise Unsupported('The compiled library lacks the windows of the call, or the position biases are of others.')
     scale = 1.0
     if not is_v2:
         head_channels = x_BHWC.shape[3] // tensors[BIAS_TABLE].shape[-1]
@@ -183,10 +179,10 @@ def _draw_original_drop_path(block: nn.Module, origin: Origin, x_BHWC: Tensor) -
 
 
 def run_merging(module: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
-    """Return the output of patch merging; None: the library does not compute the call."""
+    """Return the output of patch merging; or raise `Unsupported`."""
     x_BHWC = find_map(module, call_args)
-    if x_BHWC is None or module.reduction.bias is not None:
-        return None
+    if module.reduction.bias is not None:
+        raise Unsupported('The compiled library has no bias in patch merging, and the reduction has one.')
     norm_weight, norm_bias, eps = read_norm(module.norm)
     tensors: list[Any] = [module.reduction.weight, None, norm_weight, norm_bias]
     inputs, is_unfold = module.reduction.in_features, hasattr(module, 'sampler')
@@ -208,11 +204,11 @@ def run_merging(module: Any, modules: Modules, record: LayerRecord, call_args: C
 
 
 def run_embedding(module: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
-    """Return the output of patch embedding; None: the library does not compute the call."""
+    """Return the output of patch embedding; or raise `Unsupported`."""
     (x,), conv = call_args.values(), module.projection
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or x.dim() != 4:
-        return None
+        raise Unsupported('The compiled library takes patches that do not overlap, of a batch of images.')
     norm_weight, norm_bias, eps = read_norm(getattr(module, 'norm', None))
     tensors = conv.weight, conv.bias, norm_weight, norm_bias
     names = ['projection.weight', 'projection.bias', *PROJECTION_NORM]
@@ -229,7 +225,7 @@ def run_norm(norm: Any, modules: Modules, record: LayerRecord, call_args: CallAr
     """Return (B, T, C) as a view of memory (B, C, T): the caller's permute to a map then needs no copy."""
     x_BTC = call_args['input']
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):
-        return None
+        raise Unsupported('The compiled library normalises each token of (B, T, C).')
     x_BT1C = x_BTC[:, :, None]
     y_BCT = make_norm_recipe(norm).plan(norm, x_BT1C.shape)(x_BT1C)[..., 0]
     return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))

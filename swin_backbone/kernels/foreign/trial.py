@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ...compat import preserve_torch_rng
 from ...modes import without_autocast
+from ...replace import Unsupported
 from ..changes import read_modules
-from ..native.availability import find_unsupported
-from ..native.memory import Unsupported, require_address
+from ..native.availability import find_reason_against
+from ..native.memory import require_address
 from .calls import CallArgs, list_arguments
 from .foreign_layers import ACCELERATED, LayerRecord, list_rates, run_embedding, try_native
 from .origins import masked_places, read_windows
@@ -27,25 +28,24 @@ def try_layer(module: nn.Module, record: LayerRecord) -> tuple[float, Optional[s
     """Return the largest difference of outputs and gradients, and why the library cannot be used; None: it can."""
     try:
         with preserve_torch_rng(), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
-            return _compare(copy.deepcopy(module), record)
+            return _compare(copy.deepcopy(module), record), None
     except Unsupported as error:
         return 0.0, str(error)
     except Exception as error:  # code of another package may raise any error
         return 0.0, f'The trial fails: {type(error).__name__}: {error}'
 
 
-def _compare(module: Any, record: LayerRecord) -> tuple[float, Optional[str]]:
-    """Compute a layer by torch and by the library: return the largest difference, and why the library cannot be used.
+def _compare(module: Any, record: LayerRecord) -> float:
+    """Compute a layer by torch and by the library: return the largest difference of outputs and gradients.
 
-    The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
-    and changes.
+    Raises `Unsupported` if the library cannot be used. `module` is a copy, and changes.
     """
     parameters = [*module.parameters()]
     # Any dtype: `require_address` below names the parameter.
-    reason = find_unsupported(parameters[0], [parameters[0].dtype])
-    modules = reason or read_modules(module, record.types)
-    if isinstance(modules, str):
-        return 0.0, modules
+    reason = find_reason_against(parameters[0], [parameters[0].dtype])
+    if reason is not None:
+        raise Unsupported(reason)
+    modules = read_modules(module, record.types)
     for parameter in parameters:
         require_address('parameter', parameter, allows_gaps=True)
     generator = torch.Generator().manual_seed(0)
@@ -60,12 +60,12 @@ def _compare(module: Any, record: LayerRecord) -> tuple[float, Optional[str]]:
     original, gradients = _forward_and_backward(module, module.forward, *arguments)
     module.__dict__[ACCELERATED] = record
     if try_native(module, *arguments) is None:
-        return 0.0, 'The compiled library has no computation for these sizes or settings.'
+        raise Unsupported('The compiled library has no computation for these sizes or settings.')
     ours, our_gradients = _forward_and_backward(module, partial(try_native, module), *arguments)
     (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
     is_tensor = [isinstance(tensor, Tensor) for tensor in outputs]
     if structure != our_structure or is_tensor != [isinstance(tensor, Tensor) for tensor in our_outputs]:
-        return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
+        raise Unsupported(f'The output is {our_structure}, and the original returns {structure}.')
     # Divide differences by the largest number of their tensor, for gradients by no less than a tenth of the largest
     # gradient: the true gradient of a key's bias is 0.
     least = max(float(gradient.abs().max()) for gradient in gradients) / 10
@@ -73,7 +73,9 @@ def _compare(module: Any, record: LayerRecord) -> tuple[float, Optional[str]]:
     gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
     is_equal = difference <= OUTPUT_TOLERANCE and gradient_difference <= GRADIENT_TOLERANCE
     largest = max(difference, gradient_difference)
-    return largest, None if is_equal else f'The results differ by {largest:.1e}.'
+    if not is_equal:
+        raise Unsupported(f'The results differ by {largest:.1e}.')
+    return largest
 
 
 def _make_example(module: Any, record: LayerRecord, generator: torch.Generator) -> list[Any]:

@@ -22,7 +22,7 @@ from .memory import empty, is_readable, pack_linear
 PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
 
 
-def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Optional[Reason]:
+def find_reason_against(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Optional[Reason]:
     """Return the reason why the library refuses `x`; None: it takes `x`.
 
     The device, the dtype and the modes of torch decide.
@@ -46,7 +46,7 @@ def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)
     if not (is_plain_or_fake(x) if needs_torch_op() else is_readable(x)):
         return f'The compiled library reads memory, and this {type(x).__name__} has no memory of its own on the CPU.'
     dtype = torch.get_autocast_dtype('cpu') if is_autocast else x.dtype
-    return _find_unsupported_state(dtype, tracer != 'torch.export')  # torch.export switches oneDNN off
+    return _find_reason_against_process(dtype, tracer != 'torch.export')  # torch.export switches oneDNN off
 
 
 def find_dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
@@ -67,17 +67,17 @@ def _is_onnx_export() -> bool:
 
 
 @constant_when_compiled
-def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[Reason]:
+def _find_reason_against_process(dtype: torch.dtype, needs_onednn: bool) -> Optional[Reason]:
     """Return why the library cannot run in the process or the thread; None: it can."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off; the compiled library follows that switch.'
     if is_library_disabled():
         return 'The compiled library is disabled in this thread.'
-    return find_unsupported_dtype(dtype)
+    return find_reason_against_dtype(dtype)
 
 
 @lru_cache(maxsize=len(GEMM_DTYPES) + 1)
-def find_unsupported_dtype(dtype: torch.dtype) -> Optional[Reason]:
+def find_reason_against_dtype(dtype: torch.dtype) -> Optional[Reason]:
     """Return why the library does not compute in `dtype` here, see `GEMM_DTYPES`; None: it does."""
     if dtype not in GEMM_DTYPES:
         return f'The compiled library computes in {", ".join(map(str, GEMM_DTYPES))}, not {dtype}.'

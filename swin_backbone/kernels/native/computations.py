@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...models.windows import Windows
+from ...replace import Unsupported
 from ...sizes import Size
 from .interface import MakeWeights, ResultShapes, Weights
 from .library import (
@@ -36,7 +37,6 @@ from .memory import (
     LINE,
     Cache,
     Packed,
-    Unsupported,
     empty,
     empty_aligned,
     make_once,

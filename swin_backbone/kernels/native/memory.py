@@ -9,7 +9,7 @@ Layout: N outputs and K inputs of a linear layer.
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64, c_uint64, c_void_p
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,10 +18,10 @@ from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
-from ...replace import Reason
+from ...replace import Reason, Unsupported
 from ..changes import forget_readings
 from .library import DTYPES, GEMM_DTYPES, get_libswin
-from .size_limits import find_unsupported_size
+from .size_limits import find_reason_against_sizes
 
 Value = TypeVar('Value')
 Cache = dict[str, tuple[Any, Any]]  # {role: (key, value)}, see `make_once`
@@ -57,20 +57,16 @@ def empty_aligned(num_bytes: int) -> Tensor:
     return memory[-memory.data_ptr() % LINE :][:num_bytes]
 
 
-class Unsupported(ValueError):
-    """The error of a tensor or a size that the library does not take. The makers of plans catch it."""
-
-
 def require_sizes(function: str, *sizes: Any) -> None:
-    """Raise `Unsupported` for sizes that the library does not take, see `size_limits.find_unsupported_size`."""
-    reason = _find_unsupported_size(function, *sizes)
+    """Raise `Unsupported` for sizes that the library does not take, see `size_limits.find_reason_against_sizes`."""
+    reason = _find_reason_now(function, *sizes)
     if reason is not None:
         raise Unsupported(reason)
 
 
 @constant_when_compiled  # returns, not raises: torch.compile cannot catch an error of a constant function
-def _find_unsupported_size(function: str, *sizes: Any) -> Optional[Reason]:
-    return find_unsupported_size(function, torch.get_num_threads(), *sizes)
+def _find_reason_now(function: str, *sizes: Any) -> Optional[Reason]:
+    return find_reason_against_sizes(function, torch.get_num_threads(), *sizes)
 
 
 def require_tensor(name: str, tensor: Optional[Tensor], shape: Sequence[int]) -> None:
@@ -78,18 +74,18 @@ def require_tensor(name: str, tensor: Optional[Tensor], shape: Sequence[int]) ->
     if tensor is not None:
         is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_plain_or_fake(tensor)
         if not is_taken or tuple(tensor.shape) != tuple(shape):
-            raise Unsupported(describe_unsupported(name, tensor, shape, float32))
+            refuse_tensor(name, tensor, shape, float32)
 
 
-def describe_unsupported(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Reason:
-    """Return why the library does not take a tensor, but one of the shape and dtype."""
+def refuse_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> NoReturn:
+    """Raise `Unsupported`: the library takes a tensor of the shape and dtype, but not this one."""
     advice = '; autocast computes in half precision with float32 weights' if tensor.itemsize == 2 else ''
     has_shape = tuple(tensor.shape) == tuple(shape)
     wanted, found = ('', '') if has_shape else (f' of {list(shape)}', f'{list(tensor.shape)}, ')
     found = f'{found}{tensor.dtype} on {tensor.device}{advice}'
     if has_shape and tensor.dtype is dtype and tensor.device.type == 'cpu':
         found = f'a {type(tensor).__name__} without contiguous, aligned memory of its own'
-    return f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.'
+    raise Unsupported(f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.')
 
 
 def require_address(
@@ -119,7 +115,7 @@ def require_address(
             copies.append(tensor)
         if allows_gaps or tensor.is_contiguous():
             return tensor.data_ptr()
-    raise Unsupported(describe_unsupported(name, tensor, tensor.shape if shape is None else shape, dtype))
+    refuse_tensor(name, tensor, tensor.shape if shape is None else shape, dtype)
 
 
 def dtype_number(name: str, dtype: torch.dtype) -> int:
@@ -158,8 +154,14 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return hashed.value
 
 
+_caches_of_modules: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 # {storage: {offset in the storage: cache}}
 _caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = WeakKeyDictionary()
+
+
+def find_cache(module: nn.Module) -> Cache:
+    """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
+    return {} if needs_torch_op() else _caches_of_modules.setdefault(module, {})
 
 
 def find_weight_cache(weight: Tensor) -> Cache:
@@ -167,19 +169,11 @@ def find_weight_cache(weight: Tensor) -> Cache:
     return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
 
 
-_caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
-
-
-def find_cache(module: nn.Module) -> Cache:
-    """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
-    return {} if needs_torch_op() else _caches.setdefault(module, {})
-
-
-def free_packed_off_cpu(module: nn.Module, x: Tensor) -> None:
+def free_packed_if_off_cpu(module: nn.Module, x: Tensor) -> None:
     """Free the tensors made from a module's weights, if the map `x` is not on the CPU."""
     if x.device.type != 'cpu' and not torch.compiler.is_compiling():
         forget_readings(module)  # they refer to the cache
-        _caches.pop(module, None)
+        _caches_of_modules.pop(module, None)
 
 
 class Packed(NamedTuple):
@@ -203,9 +197,9 @@ def make_once(
 ) -> Value:
     """Return the cached value, or make it if a setting or an element of a weight has changed.
 
-    A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
-    weights, in less than a seventh of the time of packing. `make` checks the tensors. A hit has equal shapes, dtypes
-    and bytes, so it is checked already.
+    `Tensor._version` does not count writes of fused optimizers, through `.data` and by numpy. Therefore every call
+    computes a checksum of the weights, in less than a seventh of the time of packing. `make` checks the tensors. A hit
+    has equal shapes, dtypes and bytes, so it is checked already.
 
     Raises:
         Unsupported: if the library cannot read a weight.

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
 from ...modes import may_be_batched, needs_torch_op
-from ...replace import Plan, Reason
+from ...replace import Plan, Reason, Unsupported
 from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
-from .availability import find_unsupported
+from .availability import find_reason_against
 from .interface import Computation, MakeWeights, SwinComputation, Weights, as_given
-from .memory import Unsupported, free_packed_off_cpu, is_readable
+from .memory import free_packed_if_off_cpu, is_readable
 
 
 class Recipe(Protocol):
@@ -110,20 +110,19 @@ class OperatorPlan(NamedTuple):
         return y
 
 
-def plan_module(
-    read: Callable[[Any, Tensor], Union[Recipe, Reason]], module: nn.Module, x: Tensor
-) -> Union[Plan, Reason]:
+def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Tensor) -> Union[Plan, Reason]:
     """Return the plan of a module for `x`, or the reason why there is none; see `replace.Replacement`.
 
     Args:
-        read: returns the recipe of a module for inputs like `x`, or a reason; see `read_once`.
+        read: returns the recipe of a module for inputs like `x`, or raises `Unsupported`; see `read_once`.
     """
-    answer = find_unsupported(x) or read_once(read, module, x)
-    if isinstance(answer, str):
-        free_packed_off_cpu(module, x)
-        return answer
+    reason = find_reason_against(x)
+    if reason is not None:
+        free_packed_if_off_cpu(module, x)
+        return reason
     try:
-        return answer.plan(module, x.shape)
+        plan: Plan = read_once(read, module, x).plan(module, x.shape)
+        return plan
     except Unsupported as error:
         forget_readings(module)  # sizes may have changed
         return str(error)

@@ -1,6 +1,7 @@
 """The sizes that csrc/swin.h allows, in one table. A row is (description, value, allowed values).
 
-A test compares the table with the library's errors. The memory of a process is no limit here.
+A plan knows before it runs, and in a graph without memory, what the library will refuse: the library's own errors come
+too late. A test compares the table with these errors. The memory of a process is no limit here.
 
 Letters: B maps, H W their sides, C channels, D hidden channels, h heads, N outputs of a linear layer, K its inputs.
 """
@@ -144,7 +145,7 @@ LIMITS: dict[str, Callable[..., Iterable[Row]]] = {
 
 
 @lru_cache(maxsize=1024)
-def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[Reason]:
+def find_reason_against_sizes(function: str, threads: int, *sizes: int) -> Optional[Reason]:
     """Return which size the library does not take; None: it takes all.
 
     Args:
@@ -162,5 +163,5 @@ def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[
 
 @constant_when_compiled
 def is_within(function: str, *sizes: int) -> bool:
-    """Return whether the library takes the sizes of a call, see `find_unsupported_size`."""
-    return find_unsupported_size(function, torch.get_num_threads(), *sizes) is None
+    """Return whether the library takes the sizes of a call, see `find_reason_against_sizes`."""
+    return find_reason_against_sizes(function, torch.get_num_threads(), *sizes) is None

@@ -1,6 +1,6 @@
 """The Swin layers of this package by the compiled library: stages, blocks, patches, patch merging, output norms.
 
-`plan_...` returns the plan of a call. It reads the recipe of a module by `read_...`, which returns the reason if the
+`plan_...` returns the plan of a call. It reads the recipe of a module by `read_...`, which raises `Unsupported` if the
 library does not compute the module.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
@@ -8,7 +8,7 @@ Layout: B batch, H W height and width of a map, C channels, R offsets in a windo
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from ...models.layers import PatchEmbed, PatchMerging
 from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
-from ...replace import Plan, PlanOrReason, Reason
+from ...replace import Plan, PlanOrReason, Unsupported
 from ...sizes import Size
 from ..changes import Modules, is_changed, read_modules, record_methods
 from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
-from ..native.memory import Unsupported, describe_unsupported, find_cache
+from ..native.memory import find_cache, refuse_tensor
 from ..native.plans import LayerRecipe, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from .blocks import (
@@ -82,7 +82,7 @@ record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPE
 def plan_stage(stage: Any, x_BHWC: Tensor, needs_next: bool = True) -> Optional[Plan]:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
     plan = plan_module(read_stage, stage, x_BHWC)
-    return None if isinstance(plan, str) else plan
+    return plan if callable(plan) else None
 
 
 class StageRecipe(NamedTuple):
@@ -109,21 +109,18 @@ def _run_stage(
     return x_BHWC, downsample(x_BHWC) if needs_next and downsample is not None else x_BHWC
 
 
-def read_stage(stage: Any, x_BHWC: Tensor) -> Union[StageRecipe, Reason]:
-    """Return the recipe of a stage, or the reason why the library does not compute one of the blocks."""
+def read_stage(stage: Any, x_BHWC: Tensor) -> StageRecipe:
+    """Return the recipe of a stage, of which the library computes all blocks; or raise `Unsupported`."""
     recipes = []
     for block in stage.blocks:
         if type(block) not in BLOCKS or is_changed(block) or block.backend not in ('auto', 'native'):
-            return f'A call of {type(block).__name__} runs other code, or has another backend.'
-        recipe = read_block(block, x_BHWC, stage.backbone_stages)
-        if isinstance(recipe, str):
-            return recipe
-        recipes.append(recipe)
+            raise Unsupported(f'A call of {type(block).__name__} runs other code, or has another backend.')
+        recipes.append(read_block(block, x_BHWC, stage.backbone_stages))
     return StageRecipe(recipes)
 
 
-def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[LayerRecipe, Reason]:
-    """Return the recipe of a block, or the reason why the library does not compute the block.
+def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> LayerRecipe:
+    """Return the recipe of a block; or raise `Unsupported`.
 
     Args:
         stages: of the backbone, see `make_block_recipe`.
@@ -131,23 +128,19 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
     is_v2 = isinstance(block, SwinV2Block)
     types = TYPES[is_v2, is_v2 and block.norm3 is not None]
     modules = read_modules(block, types)
-    if isinstance(modules, str):
-        return modules
-    reason = _find_unsupported_setting(modules, x_BHWC)
-    if reason is not None:
-        return reason
+    _require_settings(modules, x_BHWC)
     tensors: dict[str, Any] = {}
     for name, owner, attribute in TENSORS_V2 if is_v2 else TENSORS_V1:
         module = modules.get(owner)
         parameters = {} if module is None else module._parameters  # five times faster than getattr
         tensors[name] = parameters[attribute] if attribute in parameters else getattr(module, attribute, None)
     if any(tensors[name] is None or not tensors[name].dim() for name in (REQUIRED_V2 if is_v2 else REQUIRED_V1)):
-        return f'{type(block).__name__} lacks a weight that it was built with.'
+        raise Unsupported(f'{type(block).__name__} lacks a weight that it was built with.')
     windows, attention, drop_path = block.windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
     if windows.pad_before != (0, 0):
-        return 'The compiled library pads at right and bottom alone.'
+        raise Unsupported('The compiled library pads at right and bottom alone.')
     if windows[:2] != x_BHWC.shape[1:3]:
-        return 'The method windows of the block returned windows of another map.'
+        raise Unsupported('The method windows of the block returned windows of another map.')
     C = x_BHWC.shape[3]
     if is_v2:
         bias_window = attention.pretrained_window or windows.window_size
@@ -157,7 +150,9 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
         bias_window = attention.window_size
         shapes = [((2 * bias_window[0] - 1) * (2 * bias_window[1] - 1), tensors[BIAS_TABLE].shape[-1])]
         if any(side > table_side for side, table_side in zip(windows.window_size, bias_window)):
-            return f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
+            raise Unsupported(
+                f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
+            )
     is_dropping = drop_path.training and drop_path.drop_prob > 0
     return make_block_recipe(
         block,
@@ -177,27 +172,28 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
 plan_block = partial(plan_module, read_block)
 
 
-def _find_unsupported_setting(modules: Modules, x_BHWC: Tensor) -> Optional[Reason]:
-    """Return which setting of a block's modules the library lacks; None: it has all."""
+def _require_settings(modules: Modules, x_BHWC: Tensor) -> None:
+    """Raise `Unsupported` for a setting of a block's modules that the library lacks."""
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
-        return f'The backend of the attention is {attention.backend!r}.'
+        raise Unsupported(f'The backend of the attention is {attention.backend!r}.')
     if modules['ffn.layers.0.1'].approximate != 'none':
-        return 'The compiled library has exact GELU alone.'
+        raise Unsupported('The compiled library has exact GELU alone.')
     if any(dropout.p and dropout.training for dropout in dropouts) or (attention.attn_drop_rate and attention.training):
-        return 'The compiled library has no dropout, and a dropout rate is above 0.'
+        raise Unsupported('The compiled library has no dropout, and a dropout rate is above 0.')
     if drop_path.training and not 0 <= drop_path.drop_prob < 1:
-        return f'The compiled library takes drop path rates from 0 to below 1, not {drop_path.drop_prob}.'
+        raise Unsupported(f'The compiled library takes drop path rates from 0 to below 1, not {drop_path.drop_prob}.')
     if 'attn.w_msa.cpb_mlp' in modules and attention.qkv.bias is not None:
-        return 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
+        raise Unsupported(
+            'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
+        )
     if isinstance(attention.scale, Tensor):
-        return 'The compiled library takes a number as the scale of attention, not a tensor.'
+        raise Unsupported('The compiled library takes a number as the scale of attention, not a tensor.')
     channels = tuple(x_BHWC.shape[3:])
     norms = [modules[name] for name in NORMS if name in modules]
     if any(norm.normalized_shape != channels for norm in norms):
-        return f'The compiled library normalises each token of a map, and the map is {list(x_BHWC.shape)}.'
-    return None
+        raise Unsupported(f'The compiled library normalises each token of a map, and the map is {list(x_BHWC.shape)}.')
 
 
 def _make_checked_weights(
@@ -210,7 +206,7 @@ def _make_checked_weights(
     """
     for name, tensor, shape in zip(names[len(WEIGHTS) :], tensors[len(WEIGHTS) :], shapes):
         if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
-            raise Unsupported(describe_unsupported(name, tensor, shape, torch.float32))
+            refuse_tensor(name, tensor, shape, torch.float32)
     return make_block_weights(dict(zip(names, tensors)), window_size, bias_window)
 
 
@@ -222,33 +218,31 @@ def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
     return torch.rand(2, len(x_BHWC), dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
 
 
-def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
-    """Return the recipe of patch embedding or patch merging, or the reason why the library does not compute it."""
+def read_projection(layer: Any, x: Tensor) -> LayerRecipe:
+    """Return the recipe of patch embedding or patch merging; or raise `Unsupported`."""
     is_merging = isinstance(layer, PatchMerging)
     name, linear_type = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
     norm_type = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
     modules = read_modules(layer, {name: linear_type, 'norm': norm_type})
-    if isinstance(modules, str):
-        return modules
     linear, norm = modules[name], modules['norm']
     weight, post_norm = linear.weight, not is_merging or layer.post_norm
     norm_weight, norm_bias, eps = read_norm(norm)
     if x.dim() != 4:
-        return f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.'
+        raise Unsupported(f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.')
     if weight is None or weight.dim() != (2 if is_merging else 4):
-        return f'The weight of {type(layer).__name__} is not as it was built.'
+        raise Unsupported(f'The weight of {type(layer).__name__} is not as it was built.')
     if is_merging and layer.stride != 2:
-        return f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
+        raise Unsupported(f'The compiled library merges patches with a stride of 2, not {layer.stride}.')
     if is_merging and linear.bias is not None:
-        return 'The compiled library has no bias in patch merging, and the reduction has one.'
+        raise Unsupported('The compiled library has no bias in patch merging, and the reduction has one.')
     if not is_merging:
         sides = tuple(weight.shape[2:])
         geometry = tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups
         if geometry != (sides, sides, (0, 0), (1, 1), 1):
-            return f'The compiled library takes patches that do not overlap, not {linear}.'
+            raise Unsupported(f'The compiled library takes patches that do not overlap, not {linear}.')
     normed = len(weight) if post_norm else 4 * x.shape[3]
     if eps is not None and norm.normalized_shape != (normed,):
-        return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
+        raise Unsupported(f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.')
     parameters = weight, linear.bias, norm_weight, norm_bias
     dtype, has_gradients = find_dtype_and_gradients(layer, x, *parameters)
     computation = ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(layer), has_gradients)
@@ -267,14 +261,14 @@ def read_norm(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Ten
 def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> PlanOrReason:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
     plan = None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
-    return plan if plan is None or isinstance(plan, str) else lambda x_BHWC, norm: plan(x_BHWC)
+    return (lambda x_BHWC, norm: plan(x_BHWC)) if callable(plan) else plan
 
 
-def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[LayerRecipe, Reason]:
-    """Return the recipe of an output norm, or the reason why the library does not compute it."""
+def read_output_norm(norm: Any, x_BHWC: Tensor) -> LayerRecipe:
+    """Return the recipe of an output norm; or raise `Unsupported`."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
-        return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
+        raise Unsupported(f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.')
     return make_norm_recipe(norm)
 
 

@@ -14,12 +14,12 @@ from ...models.windows import Windows
 from ...modes import linear_dtype
 from ...replace import Plan, Reason
 from ..changes import is_changed
-from .planning import find_unsupported_attention
+from .planning import find_reason_against_attention
 
 
 def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, Reason]:
     """See `replace.Replacement`."""
-    reason = find_unsupported_attention(attention, x_BHWC, windows)
+    reason = find_reason_against_attention(attention, x_BHWC, windows)
     return partial(run_attention, attention) if reason is None else reason
 
 

@@ -24,7 +24,7 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> Optional[Reason]:
+def find_reason_against_attention(attention: Any, x: Tensor, windows: Windows) -> Optional[Reason]:
     """Return why the Triton kernels do not compute an attention for maps `x`; None: they do.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
@@ -39,7 +39,7 @@ def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> O
     if not is_chosen and dtype == torch.float32 and not allows_tf32():
         return 'Without TF32, tensor cores multiply no float32.'
     dropout = attention.attn_drop_rate if attention.training else 0.0
-    reason = _find_unsupported_setting(tracer_of(x), dtype, windows.window_size, dropout)
+    reason = _find_reason_against_settings(tracer_of(x), dtype, windows.window_size, dropout)
     if reason is None:
         (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
         if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again
@@ -52,7 +52,7 @@ def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> O
     return reason
 
 
-def _find_unsupported_setting(
+def _find_reason_against_settings(
     tracer: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
 ) -> Optional[Reason]:
     """Return why the kernels compute an attention on no GPU; None: they may."""

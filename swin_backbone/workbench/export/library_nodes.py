@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...kernels.changes import is_changed
 from ...kernels.detection.convolution import MIN_CHANNELS
-from ...kernels.native.availability import find_unsupported_dtype
+from ...kernels.native.availability import find_reason_against_dtype
 from ...kernels.native.computations import move_neighbours_first
 from ...kernels.native.plans import LayerPlan
 from ...kernels.swin.single_layer import plan_single_layer
@@ -91,7 +91,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
     dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, int8=torch.int8)[precision]
     module: Any = copy.deepcopy(graph.module)
     backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
-    reason = find_unsupported_dtype(dtype)
+    reason = find_reason_against_dtype(dtype)
     if reason is None and not isinstance(backbone, SwinPyramid):
         reason = f'the backbone is {type(backbone).__name__}'
     if reason is not None:

@@ -10,7 +10,7 @@ import torch
 
 from helpers.kernels import count_blocks
 from swin_backbone.compat import import_torchvision
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 
 MISSING = "{} is not installed: make install EXTRAS=peers, or pip install -e '.[peers]'"
 
@@ -34,7 +34,7 @@ def assert_compiled(run, blocks):
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         counted = count_blocks(patch)
         run()
-    assert len(counted) == (0 if find_unsupported_dtype(torch.float32) else blocks)
+    assert len(counted) == (0 if find_reason_against_dtype(torch.float32) else blocks)
 
 
 def assert_equal_maps(outputs, expected):

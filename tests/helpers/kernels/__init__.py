@@ -1,9 +1,9 @@
 """Helpers of the tests of kernels."""
 
 from swin_backbone.kernels.native import computations
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 
-refusal = find_unsupported_dtype  # why the compiled library does not compute in a dtype here; None: it does
+refusal = find_reason_against_dtype  # why the compiled library does not compute in a dtype here; None: it does
 
 
 def count_blocks(monkeypatch):

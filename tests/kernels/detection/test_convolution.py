@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.kernels.detection import convolution
 from swin_backbone.kernels.detection.convolution import convolve, pack, takes_maps
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 from swin_backbone.openmmlab.layers.conv3x3 import conv_3x3
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
@@ -20,7 +20,7 @@ ROUNDING = 1e-5
 
 
 needs_bfloat16 = pytest.mark.skipif(
-    find_unsupported_dtype(torch.bfloat16) is not None, reason='the library does not compute bfloat16 here'
+    find_reason_against_dtype(torch.bfloat16) is not None, reason='the library does not compute bfloat16 here'
 )
 
 
@@ -174,11 +174,12 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
             assert not takes_maps(x.double(), weight, None)
         return {*by_autocast, takes_maps(x.bfloat16(), weight.bfloat16(), None)}
 
-    monkeypatch.setattr(convolution, 'find_unsupported_dtype', lambda dtype: None)
+    monkeypatch.setattr(convolution, 'find_reason_against_dtype', lambda dtype: None)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
         monkeypatch.setattr(convolution, 'get_libswin', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
-    monkeypatch.setattr(convolution, 'find_unsupported_dtype', lambda dtype: 'no' if dtype is torch.bfloat16 else None)
+    reasons = {torch.bfloat16: 'no'}
+    monkeypatch.setattr(convolution, 'find_reason_against_dtype', reasons.get)
     assert taken() == {False}
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_backbone.kernels.detection.deformable import _sample_by_torch, deformable_attention
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 
-pytestmark = pytest.mark.skipif(find_unsupported_dtype(torch.float32) is not None, reason='the library is not built')
+pytestmark = pytest.mark.skipif(find_reason_against_dtype(torch.float32) is not None, reason='the library is not built')
 sides = st.integers(1, 9)
 
 

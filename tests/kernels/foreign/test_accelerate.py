@@ -107,7 +107,7 @@ def own(kind=swin_backbone.SwinBackbone, **arguments):
 def test_eight_bits_that_would_be_float32_are_refused(monkeypatch, make, problem):
     if 'not built' in problem:
         monkeypatch.setattr(availability, 'load_library', lambda: (None, 'it is not built'))
-        monkeypatch.setattr(swap, 'find_unsupported_dtype', availability.find_unsupported_dtype.__wrapped__)
+        monkeypatch.setattr(swap, 'find_reason_against_dtype', availability.find_reason_against_dtype.__wrapped__)
     model = make()
     with pytest.raises(ValueError, match=f"precision='int8' {problem}"):
         swin_backbone.accelerate(model, precision='int8')

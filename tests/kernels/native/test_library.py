@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 import swin_backbone.kernels.native
 from swin_backbone.kernels.native import availability, library, memory
 from swin_backbone.kernels.native.library import FILE_NAME, load_library
+from swin_backbone.replace import Unsupported
 
 REGISTERS = {  # registers and instructions outside an instruction set
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]|\tvpdp',
@@ -111,7 +112,7 @@ def test_an_older_build_without_a_function_is_of_another_version(monkeypatch):
     'make', [lambda x: x.T, lambda x: x._neg_view(), lambda x: x.to_sparse()], ids=['strides', 'negated', 'sparse']
 )
 def test_a_refusal_of_memory_names_the_memory(make):
-    with pytest.raises(memory.Unsupported, match='not a Tensor without contiguous, aligned memory of its own'):
+    with pytest.raises(Unsupported, match='not a Tensor without contiguous, aligned memory of its own'):
         memory.require_address('x', make(torch.ones(3, 3)), [3, 3])
 
 
@@ -120,7 +121,7 @@ def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
     with FakeTensorMode(), torch.device('meta'):
         assert availability.is_gemm_correct(dtype)
     monkeypatch.setattr(library.Library, 'isa', 'amx')
-    ask = availability.find_unsupported_dtype.__wrapped__
+    ask = availability.find_reason_against_dtype.__wrapped__
     assert ask(dtype) is None
     pack = availability.pack_linear
     monkeypatch.setattr(availability, 'pack_linear', lambda weight, dtype, unit: pack(-weight, dtype, unit))

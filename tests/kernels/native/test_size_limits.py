@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_backbone.kernels.native import library as c
-from swin_backbone.kernels.native.size_limits import LIMITS, find_unsupported_size
+from swin_backbone.kernels.native.size_limits import LIMITS, find_reason_against_sizes
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 PLACE = ctypes.create_string_buffer(256)
@@ -113,7 +113,7 @@ def test_the_library_refuses_what_the_table_refuses(function):
     @given(threads, sizes)
     def compare(threads, sizes):
         assume(not (torch.int8 in sizes and sizes[-1] is True))  # in eight bits there are no gradients
-        in_table, in_library = find_unsupported_size(function, threads, *sizes), call(threads, *sizes)
+        in_table, in_library = find_reason_against_sizes(function, threads, *sizes), call(threads, *sizes)
         assume(function != 'roi_align' or 'all bins' not in str(in_table))  # the library reads the boxes before
         assert (in_table is None) == (in_library is None), (in_table, in_library)
 

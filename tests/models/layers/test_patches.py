@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 from swin_backbone.models.layers import PatchEmbed, PatchMerging
 from swin_backbone.models.pyramid import SwinStage
 
 needs_library = pytest.mark.skipif(
-    find_unsupported_dtype(torch.float32) is not None, reason='the library does not compute float32 here'
+    find_reason_against_dtype(torch.float32) is not None, reason='the library does not compute float32 here'
 )
 sizes = dict(batch=st.integers(1, 3), height=st.integers(1, 40), width=st.integers(1, 40))
 common = dict(

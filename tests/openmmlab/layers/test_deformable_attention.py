@@ -8,11 +8,11 @@ from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
 from swin_backbone.acceleration import restore
-from swin_backbone.kernels.native.availability import find_unsupported_dtype
+from swin_backbone.kernels.native.availability import find_reason_against_dtype
 from swin_backbone.openmmlab.layers import deformable_attention
 from swin_backbone.openmmlab.layers.extension import replace_layers
 
-pytestmark = pytest.mark.skipif(find_unsupported_dtype(torch.float32) is not None, reason='the library is not built')
+pytestmark = pytest.mark.skipif(find_reason_against_dtype(torch.float32) is not None, reason='the library is not built')
 SHAPES = torch.tensor([[9, 7], [5, 4]])
 
 
