@@ -19,7 +19,7 @@ from ..replace import Unsupported
 
 Result = TypeVar('Result')
 Modules = dict[str, Any]  # inside a layer, by name
-PACKAGES = 'swin_backbone', 'torch'  # classes of these packages read no state outside the module in `forward`
+PACKAGES = 'swin_backbone', 'torch'  # a forward of their classes depends on the module and the arguments alone
 _recorded_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
 
 
@@ -61,7 +61,9 @@ def is_patched(cls: Any) -> bool:
 
 def shadows_methods(module: nn.Module, cls: Any) -> bool:
     """Return whether an instance attribute shadows a method of the class that a call may run."""
-    if torch.compiler.is_dynamo_compiling():  # traces neither `isdisjoint` nor a cache; `getattr` is a guard
+    # Dynamo traces neither `isdisjoint` nor `lru_cache`. Each `getattr` adds a guard: a method that is shadowed later
+    # recompiles the graph.
+    if torch.compiler.is_dynamo_compiling():
         return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(cls))
     return not module.__dict__.keys().isdisjoint(list_methods(cls))
 

@@ -67,6 +67,22 @@ class BlockWeights(NamedTuple):
     position_bias_hNN: Tensor
     cosine_scale_h: Optional[Tensor] = None  # Swin V2: the factor on cosines of query and key; None: dot products
 
+    @property
+    def linear(self) -> tuple[Any, ...]:
+        """The weights of the linear layers."""
+        return self[:4]
+
+    @property
+    def vectors(self) -> tuple[Any, ...]:
+        """The other tensors, which are not packed."""
+        return self[4:]
+
+    def by_field(self) -> dict[str, Any]:
+        """Return the tensors, or what else is in their places, by field of `swin_block` and `swin_block_gradients`."""
+        norms = dict(zip(self._fields[8:14], self[8:14]))
+        others = dict(position_bias=self.position_bias_hNN, cosine_scale=self.cosine_scale_h)
+        return dict(linear=self[:4], bias=self[4:8], **norms, **others)
+
 
 class BlockSettings(NamedTuple):
     """The numbers of a Swin block beside the tensors."""
@@ -105,7 +121,7 @@ class BlockComputation(NamedTuple):
         return 'block'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        settings, windows, C = self.settings, self.windows, len(weights[1])
+        settings, windows, C = self.settings, self.windows, len(BlockWeights(*weights).proj_weight)
         sizes = 1, 1, 1, C, settings.hidden, settings.heads, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
         for name, tensor, tensor_shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
@@ -118,7 +134,7 @@ class BlockComputation(NamedTuple):
         return *weights, self.drop_path_2B, *window_arguments, *others
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        gradients = [shape, *self.list_shapes(len(weights[1]))]
+        gradients = [shape, *self.list_shapes(len(BlockWeights(*weights).proj_weight))]
         return ResultShapes(shape, gradients, self.max_saved_bytes(shape, *weights))
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
@@ -141,17 +157,16 @@ class BlockComputation(NamedTuple):
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return `BlockWeights` in the library's order."""
-        h, gemm_dtype = self.settings.heads, GEMM_DTYPES[self.dtype]
-        for name, tensor, shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
+        w, h, gemm_dtype = BlockWeights(*weights), self.settings.heads, GEMM_DTYPES[self.dtype]
+        for name, tensor, shape in zip(w._fields, w, self.list_shapes(C)):
             require_address(name, tensor, shape, allows_gaps=True)
-        panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
+        panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(w.linear, (C // h, 1, 1, 1))]
         vectors = [
-            tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in weights[4:]
+            tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in w.vectors
         ]
-        linear = tuple(require_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels)
-        bias = tuple(require_address('bias', tensor) for tensor in vectors[:4])
-        others = {name: require_address(name, tensor) for name, tensor in zip(BLOCK_VECTORS, vectors[4:])}
-        return Packed([*panels, *vectors], dict(linear=linear, bias=bias, **others))
+        addresses: list[Any] = [require_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels]
+        addresses += [require_address('vector', tensor) for tensor in vectors]
+        return Packed([*panels, *vectors], BlockWeights(*addresses).by_field())
 
     def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
@@ -180,8 +195,9 @@ class BlockComputation(NamedTuple):
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
         """Return bytes for the saved activations, whatever groups of windows the library chooses.
 
-        An upper bound for groups of at most 32 windows. With larger groups the activations may not fit, and none are
-        saved. Terms as in `SavedActivations` of csrc/block/block_group.h: in the dtype of the products 3 C of queries,
+        The library cannot be asked: in a graph the sizes are symbols. This is an upper bound for groups of at most 32
+        windows. Activations of larger groups may not fit; then the forward saves none, and backward recomputes them.
+        Terms as in `SavedActivations` of csrc/block/block_group.h: in the dtype of the products 3 C of queries,
         keys and values, C of attended and D of hidden tokens; in float32 C.
         """
         if not self.saves_activations:
@@ -204,7 +220,10 @@ class BlockComputation(NamedTuple):
         shape, C = x_BHWC.shape, x_BHWC.shape[3]
         prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
         units = 1, C // self.settings.heads, 1, 1
-        transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
+        transposed = [
+            pack_linear(weight, self.dtype, unit, transposed=True)
+            for weight, unit in zip(BlockWeights(*weights).linear, units)
+        ]
         groups, saved_ptr = 0, None
         if saved:
             (memory,) = saved
@@ -214,23 +233,15 @@ class BlockComputation(NamedTuple):
             saved_bytes = math.prod(_find_saved_bytes(prepared, groups)) if groups else 0
             saved_ptr = _address_of_saved(memory, saved_bytes) if groups else None
         gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
-        grad_x, *grad_weights = [require_address('gradient', tensor) for tensor in gradients]
+        addresses: list[Any] = [require_address('gradient', tensor) for tensor in gradients]
         panels = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
-        structure = BlockGradients(
-            x=grad_x,
-            linear=tuple(grad_weights[:4]),
-            bias=tuple(grad_weights[4:8]),
-            **dict(zip(BLOCK_VECTORS, grad_weights[8:])),
-        )
+        structure = BlockGradients(x=addresses[0], **BlockWeights(*addresses[1:]).by_field())
         x = require_address('x', x_BHWC, copies=copies)
         grad_y = require_address('gradient', grad_BHWC, shape)
         get_libswin().block_backward(
             byref(prepared), (c_void_p * 4)(*panels), x, grad_y, saved_ptr, groups, byref(structure)
         )
         return gradients
-
-
-BLOCK_VECTORS = *BlockWeights._fields[8:14], 'position_bias', 'cosine_scale'  # fields of `Block`
 
 
 def _find_saved_bytes(block: Block, groups: int) -> tuple[int, int]:
@@ -259,6 +270,10 @@ class PreparedProjection(NamedTuple):
     y_shape: tuple[int, ...]
 
 
+PROJECTION_TENSORS = 'weight', 'bias', 'norm weight', 'norm bias'  # in errors
+PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `Projection`
+
+
 class ProjectionComputation(NamedTuple):
     """Patch embedding or patch merging: a linear layer over patches or neighbours, and a norm; see `Computation`.
 
@@ -268,7 +283,7 @@ class ProjectionComputation(NamedTuple):
     Attributes:
         is_merging: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
-        post_norm: whether the norm is behind the projection.
+        post_norm: whether the norm is behind the projection, as it is in every patch embedding.
         dtype: of linear layers in torch. The library computes their products in `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         has_gradients: whether autograd records.
@@ -287,13 +302,15 @@ class ProjectionComputation(NamedTuple):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         N, C, *patch = weights[0].shape  # ints; sizes in `shape` may be symbols of a graph
+        sizes: list[int]
         if self.is_merging:
-            C //= 4
-        channels = shape[3 if self.is_merging else 1]
+            C, channels = C // 4, shape[3]
+            function, sizes = 'merge', [1, 1, 1, C]
+        else:
+            function, channels, sizes = 'embed', shape[1], [1, C, 1, 1, *patch]
         if channels != C:
             raise Unsupported(f'The compiled library takes {C} channels, not {channels}.')
-        sizes = (1, 1, 1, C) if self.is_merging else (1, C, 1, 1, *patch)
-        require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, N, self.has_gradients)
+        require_sizes(function, self.dtype, *sizes, N, self.has_gradients)
         for name, tensor, tensor_shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(N, C, patch)):
             require_tensor(name, tensor, tensor_shape)
 
@@ -301,31 +318,38 @@ class ProjectionComputation(NamedTuple):
         return *weights, self.is_merging, self.eps, self.post_norm, self.dtype, self.has_gradients
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        weight = weights[0]
-        N, K = weight.flatten(1).shape
-        B, H, W = shape[:3] if self.is_merging else (shape[0], *shape[2:])
-        down, across = (2, 2) if self.is_merging else weight.shape[2:]
-        normed = 0 if self.eps is None else N if self.post_norm else K
+        N, *patch = weights[0].shape
+        if self.is_merging:
+            (B, H, W, C), (down, across) = shape, (2, 2)
+        else:
+            (B, C, H, W), (_, down, across) = shape, patch
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
-        return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
+        return ResultShapes(y_shape, [shape, weights[0].shape, *self.list_shapes(N, C, patch[1:])[1:]])
+
+    def list_shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
+        """Return the shapes of weight, bias and norm."""
+        weight_shape = (N, 4 * C) if self.is_merging else (N, C, *patch)
+        normed = 0 if self.eps is None else N if self.post_norm else 4 * C
+        return weight_shape, (N,), (normed,), (normed,)
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedProjection:
-        weight = parameters[0]
-        N, (down, across) = len(weight), (2, 2) if self.is_merging else weight.shape[2:]
-        B, H, W, C = shape if self.is_merging else (shape[0], *shape[2:], shape[1])
-        sizes = (*shape, N) if self.is_merging else (*shape, down, across, N)
-        require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, self.has_gradients)
-        packed = make_once(
-            parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, make_weights(*parameters)), self.cache
-        )
+        source: Any
+        N, *patch = parameters[0].shape
+        if self.is_merging:
+            (B, H, W, C), (down, across) = shape, (2, 2)
+            require_sizes('merge', self.dtype, *shape, N, self.has_gradients)
+            source = Maps(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
+        else:
+            (B, C, H, W), (_, down, across) = shape, patch
+            require_sizes('embed', self.dtype, *shape, down, across, N, self.has_gradients)
+            source = Images(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
+        key = self.dtype, C, self.post_norm
+        packed = make_once(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
         projection = Projection(
             dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(), outputs=N,
             has_norm=self.eps is not None, eps=self.eps or 0.0, **packed.addresses,
         )  # fmt: skip
         projection.memory = packed.tensors
-        source: Any = Maps(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
-        if not self.is_merging:
-            source = Images(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
         return PreparedProjection(source, projection, (B, -(-H // down), -(-W // across), N))
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
@@ -334,7 +358,7 @@ class ProjectionComputation(NamedTuple):
         for name, tensor, shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(len(weight), C, weight.shape[2:])):
             require_address(name, tensor, shape, allows_gaps=True)
         panels = self.pack_weight(weight)
-        copy_norm = move_neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
+        copy_norm = Tensor.clone if self.post_norm else move_neighbours_first
         vectors = [
             tensor if tensor is None else copy(tensor)
             for copy, tensor in zip((Tensor.clone, copy_norm, copy_norm), (bias, *norm))
@@ -342,6 +366,10 @@ class ProjectionComputation(NamedTuple):
         addresses = {name: require_address(name, tensor) for name, tensor in zip(PROJECTION_VECTORS, vectors)}
         addresses['linear'] = require_address('packed weight', panels, dtype=panels.dtype)
         return Packed([panels, *vectors], addresses)
+
+    def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
+        """Return the packed weight, with inputs in the library's order."""
+        return pack_linear(move_neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
 
     def forward(self, x: Tensor, prepared: PreparedProjection) -> Sequence[Tensor]:
         copies: list[Any] = []
@@ -359,15 +387,6 @@ class ProjectionComputation(NamedTuple):
         else:  # an image may have any strides
             source.pixels, source.stride = require_address('x', x, allows_gaps=True), tuple(x.stride())
 
-    def list_shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
-        """Return the shapes of weight, bias and norm."""
-        normed = N if self.post_norm else 4 * C
-        return (N, 4 * C) if self.is_merging else (N, C, *patch), (N,), (normed,), (normed,)
-
-    def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
-        """Return the packed weight, with inputs in the library's order."""
-        return pack_linear(move_neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
-
     def backward(
         self,
         grad_BHWN: Tensor,
@@ -379,35 +398,23 @@ class ProjectionComputation(NamedTuple):
     ) -> Weights:
         copies: list[Any] = []
         source, projection, y_shape = prepared
-        weight = weights[0]
-        N, K = weight.flatten(1).shape
         self.locate(x, source, copies)
         # The gradients of a norm in front are computed from those of x.
         needs_grad_x = needed[0] or (not self.post_norm and any(needed[3:]))
-        transposed = self.pack_weight(weight, transposed=True) if needs_grad_x else empty(0)
-        normed = 0 if self.eps is None else N if self.post_norm else K
-        gradients = {
-            'x': empty(x.shape) if needs_grad_x else empty(0),
-            'linear': empty(N, K),
-            'bias': empty(N),
-            'norm_weight': empty(normed),
-            'norm_bias': empty(normed),
-        }
-        addresses = {name: require_address('gradient', tensor) or None for name, tensor in gradients.items()}
+        transposed = self.pack_weight(weights[0], transposed=True) if needs_grad_x else empty(0)
+        x_shape, *shapes = self.infer_shapes(x.shape, *weights).gradients
+        gradients = [empty(shape) for shape in (x_shape if needs_grad_x else (0,), *shapes)]
+        addresses = [require_address('gradient', tensor) or None for tensor in gradients]
         panels = require_address('packed weight', transposed, dtype=transposed.dtype)
         grad_y = require_address('gradient', grad_BHWN, y_shape)
         backward = get_libswin().merge_backward if self.is_merging else get_libswin().embed_backward
-        backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradients(**addresses)))
-        grad_x, grad_weight, grad_bias, *grad_norm = gradients.values()
+        backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradients(*addresses)))
+        grad_x, grad_weight, grad_bias, *grad_norm = gradients
         if self.is_merging:
             grad_weight = move_neighbours_last(grad_weight)
-        if self.is_merging and not self.post_norm:
+        if not self.post_norm:
             grad_norm = [move_neighbours_last(gradient) for gradient in grad_norm]
-        return grad_x, grad_weight.view_as(weight), grad_bias, *grad_norm
-
-
-PROJECTION_TENSORS = 'weight', 'bias', 'norm weight', 'norm bias'  # in errors
-PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `Projection`
+        return grad_x, grad_weight, grad_bias, *grad_norm
 
 
 NORM = 'weight', 'bias'  # of an output norm, in errors

@@ -27,8 +27,7 @@ def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
         rows, columns = computation.windows.count_windows()
         N, C = math.prod(computation.windows.window_size), x.shape[3]
         T, P = math.prod(x.shape[:3]), x.shape[0] * rows * columns * N
-        linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
-        return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), linear)], 2 * 2 * P * N * C
+        return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), w.linear)], 2 * 2 * P * N * C
     y_shape = computation.infer_shapes(x.shape, *weights).output
     is_projection = isinstance(computation, ProjectionComputation)
     return [2 * math.prod(y_shape[:3]) * weights[0].numel()] if is_projection and weights[0] is not None else [], 0

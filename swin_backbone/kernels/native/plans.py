@@ -79,7 +79,7 @@ class LayerPlan(NamedTuple):
         computation: Any = recipe.computation
         by_torch = partial(recipe.by_torch, self.layer)
         if recipe.draw_drop_path is not None:
-            if torch.is_grad_enabled():  # 5 kB, which backward alone reads
+            if torch.is_grad_enabled():  # torch's random state, 5 kB: backward repeats the drop path of the forward
                 by_torch = partial(by_torch, random_state=torch.get_rng_state())
             computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
         if out is not None:

@@ -26,8 +26,10 @@ ATTENTION_PREFIX = 'attn.w_msa.'
 # Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
 LINEARS = 'attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'
 NORMS = 'norm1', 'norm2', 'norm3'
+LINEAR_WEIGHTS = [f'{name}.weight' for name in LINEARS]
 WEIGHTS = [
-    *(f'{name}.{attribute}' for attribute in ('weight', 'bias') for name in LINEARS),
+    *LINEAR_WEIGHTS,
+    *(f'{name}.bias' for name in LINEARS),
     *(f'{name}.{attribute}' for name in NORMS for attribute in ('weight', 'bias')),
 ]
 FIELDS = dict(zip(BlockWeights._fields, WEIGHTS))

@@ -6,7 +6,7 @@ library does not compute the module.
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional
 
@@ -28,6 +28,7 @@ from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from .blocks import (
     BIAS_TABLE,
     CPB,
+    LINEAR_WEIGHTS,
     LOGIT_SCALE,
     NORMS,
     QKV_BIASES,
@@ -40,8 +41,8 @@ from .by_torch import forward_by_torch
 # A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
 TENSORS_V1 = [(name, *name.rsplit('.', 1)) for name in (*WEIGHTS, BIAS_TABLE)]
 TENSORS_V2 = [(name, *name.rsplit('.', 1)) for name in (*WEIGHTS, LOGIT_SCALE, *CPB, *QKV_BIASES)]
-REQUIRED_V1 = *WEIGHTS[:4], BIAS_TABLE
-REQUIRED_V2 = *WEIGHTS[:4], LOGIT_SCALE, *CPB
+REQUIRED_V1 = *LINEAR_WEIGHTS, BIAS_TABLE
+REQUIRED_V2 = *LINEAR_WEIGHTS, LOGIT_SCALE, *CPB
 # Types of the modules inside a block, by name.
 TYPES_V1 = {
     'norm1': nn.LayerNorm,
@@ -145,10 +146,12 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
     if is_v2:
         bias_window = attention.pretrained_window or windows.window_size
         h, hidden = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]])
-        shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]
+        of_cpb = dict(zip(CPB, [(hidden, 2), (hidden,), (h, hidden)]))
+        shapes = {LOGIT_SCALE: (h, 1, 1), **of_cpb, **dict.fromkeys(QKV_BIASES, (C,))}
     else:
         bias_window = attention.window_size
-        shapes = [((2 * bias_window[0] - 1) * (2 * bias_window[1] - 1), tensors[BIAS_TABLE].shape[-1])]
+        num_offsets = (2 * bias_window[0] - 1) * (2 * bias_window[1] - 1)
+        shapes = {BIAS_TABLE: (num_offsets, tensors[BIAS_TABLE].shape[-1])}
         if any(side > table_side for side, table_side in zip(windows.window_size, bias_window)):
             raise Unsupported(
                 f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
@@ -197,17 +200,19 @@ def _require_settings(modules: Modules, x_BHWC: Tensor) -> None:
 
 
 def _make_checked_weights(
-    names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_size: Size, bias_window: Size, *tensors: Any
+    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], window_size: Size, bias_window: Size, *tensors: Any
 ) -> BlockWeights:
     """Return the library's weights from the tensors of a block. Raises `Unsupported`: a user may have replaced `.data`.
 
     Args:
         shapes: of the tensors that are not weights of the library themselves.
     """
-    for name, tensor, shape in zip(names[len(WEIGHTS) :], tensors[len(WEIGHTS) :], shapes):
+    w = dict(zip(names, tensors))
+    for name, shape in shapes.items():
+        tensor = w[name]
         if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
             refuse_tensor(name, tensor, shape, torch.float32)
-    return make_block_weights(dict(zip(names, tensors)), window_size, bias_window)
+    return make_block_weights(w, window_size, bias_window)
 
 
 def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
