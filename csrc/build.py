@@ -25,7 +25,7 @@ PLATFORM = 'SWIN_BACKBONE_PLATFORM'
 SOURCES = Path('csrc')  # from setup.py's folder, the current folder
 # Compiled once, for every processor
 LIBRARY = (
-    'library/library',
+    *('library/arguments', 'library/instruction_sets', 'library/swin_layers', 'library/detectors'),
     'machine/memory',
     'machine/profile',
     'machine/threads',
