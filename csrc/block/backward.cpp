@@ -159,9 +159,10 @@ void sum_together(const BlockWeights<T>& w, const Groups& groups, int64_t num_gr
 }  // namespace
 
 template <class T>
-int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads) {
-  const int64_t per_group =
-      windows_of_group(windows, threads, std::max(bytes_of_group(), 2 * w.bytes()), BackwardGroup<T>::bytes_of_row(w));
+int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int64_t threads) {
+  const int64_t bytes_of_weights = sizeof(T) * sizes.num_weights();
+  const int64_t per_group = windows_of_group(windows, threads, std::max(bytes_of_group(), 2 * bytes_of_weights),
+                                             BackwardGroup<T>::bytes_of_row(sizes));
   return (windows.count() + per_group - 1) / per_group;
 }
 
@@ -176,7 +177,7 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
     if (!saved.memory) pieces.pack(w.linears, threads);
     transposed_pieces.pack(transposed, threads);
   }
-  const int64_t num_groups = saved.memory ? saved.num_groups : groups_of_backward(w, windows, threads);
+  const int64_t num_groups = saved.memory ? saved.num_groups : groups_of_backward<T>(w, windows, threads);
   const int64_t workers = std::min(threads, num_groups);
   const Groups groups = windows.deal(num_groups);
   const bool own_weights = bytes_of_gradients(w) <= MAX_OWN_SUMS;  // no thread waits
@@ -195,7 +196,7 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
   bias.add_gradient(vector_sums);
 }
 #define INSTANTIATE(T)                                                                                              \
-  template int64_t groups_of_backward<T>(const BlockWeights<T>&, const Windows&, int64_t);                          \
+  template int64_t groups_of_backward<T>(const BlockSizes&, const Windows&, int64_t);                               \
   template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&, int64_t, \
                                       const float*, const float*, float*, float* const(&)[LINEARS], float*,         \
                                       const SavedGroups&);

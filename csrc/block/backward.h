@@ -33,12 +33,12 @@ struct SumOffsets {
 
 // The number of groups of windows in a backward pass.
 template <class T>
-int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads);
+int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int64_t threads);
 
 // saved: activations of the forward pass, in groups of `groups_of_backward`. Without them, they are recomputed.
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, float* grad_x,
-                        float* const (&weight_sums)[LINEARS], float* vector_sums, const SavedGroups& saved = {});
+                        float* const (&weight_sums)[LINEARS], float* vector_sums, const SavedGroups& saved);
 
 }  // namespace swin::SWIN_ISA

@@ -30,8 +30,9 @@ class BackwardGroup : public BlockGroup<T> {
 #endif
   }
 
-  static int64_t bytes_of_row(const BlockWeights<T>& w) {
-    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C;
+  static int64_t bytes_of_row(const BlockSizes& sizes) {
+    const int64_t C = sizes.C, D = sizes.D;
+    return sizeof(T) * (7 * C + D + 2 * std::max(3 * C, D)) + sizeof(float) * 2 * C;
   }
 
   // grad_x first holds the tokens after attention, for the tokens of this group, and at the end their gradient.
@@ -57,7 +58,7 @@ class BackwardGroup : public BlockGroup<T> {
       Base::product_workspace;
 
   void lay_out_gradients(Arena& arena) {
-    const int64_t C = w.C, D = w.D, v2 = w.is_v2() ? 1 : 0;
+    const int64_t C = w.C, D = w.D, v2 = w.is_v2 ? 1 : 0;
     mlp_hidden = arena.take<T>(max_rows * D);
     mlp_in = arena.take<T>(max_rows * C);
     grad_wide = arena.take<T>(max_rows * std::max(3 * C, D));
@@ -129,7 +130,7 @@ class BackwardGroup : public BlockGroup<T> {
         mlp_in, C, tokens, w.linear(FC1), product_workspace,
         [&](int64_t m, int64_t n, int64_t columns, const auto& row) { write_gelu_and_slope(m, n, columns, row); },
         Work::GELU);
-    if (!w.is_v2()) return;  // V1 has no norm after the layer
+    if (!w.is_v2) return;  // V1 has no norm after the layer
     linear_to(mlp_hidden, D, tokens, w.linear(FC2), product_workspace, mlp_out, C);
   }
 
@@ -139,7 +140,7 @@ class BackwardGroup : public BlockGroup<T> {
     T* to = grad_branch_output + m * w.C;
     const float* from = grad_shortcut + m * w.C;
     const float factor = this->drop_path_factor(index, token_of[m]);
-    if (w.is_v2())
+    if (w.is_v2)
       return layer_norm_backward(norm_input + m * w.C, w.C, norm, from, factor, norm_sums(index),
                                  [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
     over_columns(w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(from + c, lanes) * Vec(factor), lanes); });
@@ -162,7 +163,7 @@ class BackwardGroup : public BlockGroup<T> {
   // to = grad_shortcut + the gradient of the branch's input. In V1 the input passes a norm.
   void add_branch_input_grad(int64_t m, const float* norm_input, const Affine& norm, int64_t index, float* to) {
     const float *through = grad_branch_input + m * w.C, *past = grad_shortcut + m * w.C;
-    if (!w.is_v2())
+    if (!w.is_v2)
       return layer_norm_backward(
           norm_input, w.C, norm, through, 1.f, norm_sums(index),
           [&](int64_t c, Vec g, int64_t lanes) { store(to + c, load(past + c, lanes) + g, lanes); });
@@ -229,7 +230,7 @@ class BackwardGroup : public BlockGroup<T> {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto rows = [&](int64_t which) { return this->qkv + (of_head(which) * max_rows + at) * d; };
     const auto put = [&](int64_t which, int64_t place, float* g) {
-      if (w.is_v2() && which < 2) {
+      if (w.is_v2 && which < 2) {
         const float length = which ? 1.f : w.cosine_scale[head];
         const float factor = this->length_factors[of_head(which) * max_rows + at + place];
         const float grad_length = length_backward(g, rows(which) + place * d, d, factor, length);

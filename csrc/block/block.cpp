@@ -13,15 +13,15 @@ int64_t bytes_of_group() { return std::clamp<int64_t>(l2_bytes(), 512 << 10, 1 <
 
 template <class T>
 int64_t bytes_of_row(const BlockWeights<T>& w) {
-  return sizeof(T) * (2 * w.C + std::max(3 * w.C, w.D)) + (w.is_v2() ? sizeof(float) * w.C : 0);
+  return sizeof(T) * (2 * w.C + std::max(3 * w.C, w.D)) + (w.is_v2 ? sizeof(float) * w.C : 0);
 }
 
 }  // namespace
 
 template <class T>
-int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t num_groups) {
+int64_t saved_bytes(const BlockSizes& sizes, const Windows& windows, int64_t num_groups) {
   const Capacity capacity(windows.deal(num_groups), windows.area());
-  return bytes_of([&](Arena& arena) { SavedActivations<T>(w, capacity, arena); });
+  return bytes_of([&](Arena& arena) { SavedActivations<T>(sizes, capacity, arena); });
 }
 
 template <class T>
@@ -40,8 +40,8 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
     for (int64_t g; (g = next++) < num_groups;) group.run(groups[g], saved.of(g));
   });
 }
-#define INSTANTIATE(T)                                                              \
-  template int64_t saved_bytes<T>(const BlockWeights<T>&, const Windows&, int64_t); \
+#define INSTANTIATE(T)                                                         \
+  template int64_t saved_bytes<T>(const BlockSizes&, const Windows&, int64_t); \
   template void run_block<T>(const BlockWeights<T>&, const Windows&, int64_t, const float*, float*, const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE

@@ -11,39 +11,36 @@ namespace swin::SWIN_ISA {
 
 enum { QKV, PROJ, FC1, FC2, LINEARS };
 
+struct BlockSizes {
+  int64_t C, D, heads;
+  bool is_v2;  // V2 has norms after the branches, and attention by the cosine of q and k
+
+  int64_t num_weights() const { return 4 * C * C + 2 * C * D; }  // of the linear layers
+};
+
 template <class T>
-struct BlockWeights {
+struct BlockWeights : BlockSizes {
   Linear<T> linears[LINEARS];
   Affine norm1, norm2, norm3;
   const float* bias_hNS;      // the position bias, see `pad_bias`
-  const float* cosine_scale;  // of each head, for a block of Swin V2; null for V1
+  const float* cosine_scale;  // of each head; V2 alone
   const float* drop_path_2B;  // factors of the two branches of each image; null: 1
   bool has_norm3;
-  int64_t C, D, heads;
   float scale;
 
-  int64_t bytes() const { return (linears[QKV].quantised.panels ? sizeof(int8) : sizeof(T)) * (4 * C * C + 2 * C * D); }
-  // The version of the block. V2 has norms after the branches, and attention by the cosine of q and k.
-  bool is_v2() const { return cosine_scale != nullptr; }
+  int64_t bytes() const { return (linears[QKV].quantised.panels ? sizeof(int8) : sizeof(T)) * num_weights(); }
   // Return true if enough tokens use the weights to pack their pieces once, see `Bf16Pieces`.
   bool worth_packing_pieces(int64_t tokens) const { return tokens >= 2 * C; }
   const Linear<T>& linear(int64_t i) const { return linears[i]; }
 };
 
-// Memory for the activations that a forward pass saves for each group of windows. Null: nothing is saved.
-struct SavedGroups {
-  char* memory = nullptr;
-  int64_t num_groups = 0, bytes = 0;  // bytes: of each group
-
-  char* of(int64_t group) const { return memory ? memory + group * bytes : nullptr; }
-};
-// Whole cache lines.
+// The bytes of the activations that a forward pass saves for each group of windows: whole cache lines.
 template <class T>
-int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t num_groups);
+int64_t saved_bytes(const BlockSizes& sizes, const Windows& windows, int64_t num_groups);
 
 // `out` may be `x`: (B, H, W, C).
 template <class T>
 void run_block(const BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
-               const SavedGroups& saved = {});
+               const SavedGroups& saved);
 
 }  // namespace swin::SWIN_ISA

@@ -36,14 +36,15 @@ struct SavedActivations {
   float* length_factors = nullptr;        // V2: (3 h, places), of each query and key
 
   SavedActivations() = default;
-  SavedActivations(const BlockWeights<T>& w, const Capacity& capacity, Arena& arena) {
-    qkv = arena.take<T>(3 * capacity.places * w.C + ROW_STEP * w.C / w.heads);
-    attended = arena.take<T>(capacity.tokens * w.C);
-    after_attention = arena.take<float>(capacity.tokens * w.C);
-    before_gelu = arena.take<T>(capacity.tokens * w.D);
-    if (!w.is_v2()) return;
-    for (float*& branch : branches) branch = arena.take<float>(capacity.tokens * w.C);
-    length_factors = arena.take<float>(3 * w.heads * capacity.places);
+  SavedActivations(const BlockSizes& sizes, const Capacity& capacity, Arena& arena) {
+    const auto& [C, D, heads, is_v2] = sizes;
+    qkv = arena.take<T>(3 * capacity.places * C + ROW_STEP * C / heads);
+    attended = arena.take<T>(capacity.tokens * C);
+    after_attention = arena.take<float>(capacity.tokens * C);
+    before_gelu = arena.take<T>(capacity.tokens * D);
+    if (!is_v2) return;
+    for (float*& branch : branches) branch = arena.take<float>(capacity.tokens * C);
+    length_factors = arena.take<float>(3 * heads * capacity.places);
   }
 };
 
@@ -84,7 +85,7 @@ class BlockGroup {
     const SavedActivations<T> saved(w, capacity, arena);
     qkv = saved.qkv, attended = saved.attended;
     after_attention = saved.after_attention, before_gelu = saved.before_gelu;
-    if (w.is_v2())
+    if (w.is_v2)
       attention_branch = saved.branches[0], mlp_branch = saved.branches[1], length_factors = saved.length_factors;
   }
 
@@ -101,8 +102,8 @@ class BlockGroup {
     qkv = hidden = arena.take<T>(max_rows * std::max(3 * w.C, w.D) + ROW_STEP * d);
     normed = arena.take<T>(max_rows * w.C);
     attended = arena.take<T>(max_rows * w.C);
-    attention_branch = mlp_branch = arena.take<float>(w.is_v2() ? max_rows * w.C : 0);
-    normed_row = arena.take<float>(w.is_v2() ? w.C : 0);
+    attention_branch = mlp_branch = arena.take<float>(w.is_v2 ? max_rows * w.C : 0);
+    normed_row = arena.take<float>(w.is_v2 ? w.C : 0);
     product_workspace = {{own, own + 1, own + 2, own + 3, others, others + 1, others + 2, others + 3}, arena};
     mask = arena.take<float>(N * S);
     row_of = arena.take<int32_t>(max_rows);
@@ -139,7 +140,7 @@ class BlockGroup {
 
   // Write an input of a branch's first linear layer: V1 has the norm before the branch.
   void write_branch_input(const float* token, const Affine& norm, T* to) const {
-    if (!w.is_v2()) return layer_norm(token, w.C, norm, to);
+    if (!w.is_v2) return layer_norm(token, w.C, norm, to);
     convert_row(token, w.C, to);
   }
 
@@ -164,7 +165,7 @@ class BlockGroup {
   // of k, then of v.
   void store_head_rows(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
     const float* bias = w.linear(QKV).bias + head * d;
-    const bool has_length = w.is_v2() && head < 2 * w.heads;
+    const bool has_length = w.is_v2 && head < 2 * w.heads;
     T* first = qkv + head * max_rows * d;
     const auto put = [&, d = this->d](int64_t r, Vec factor) {
       T* to = first + places[r] * d;
@@ -262,7 +263,7 @@ class BlockGroup {
   // out = shortcut + the output of the linear layer. V2 normalises whole rows of the output first, in `branch`.
   void add_branch(const T* a, int64_t lda, const Linear<T>& layer, int64_t index, const float* shortcut,
                   const Affine& norm, float* branch) {
-    if (!w.is_v2()) {
+    if (!w.is_v2) {
       return linear(a, lda, tokens, layer, product_workspace,
                     [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
                       add_to_shortcut(index, m, n, columns, shortcut, row);

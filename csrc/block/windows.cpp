@@ -35,6 +35,8 @@ Group Groups::operator[](int64_t group) const {
   return {windows.data() + begin[group], begin[group + 1] - begin[group]};
 }
 
+char* SavedGroups::of(int64_t group) const { return memory ? memory + group * bytes : nullptr; }
+
 Windows::Windows(int64_t batch, Axis rows, Axis columns)
     : batch(batch), rows(std::move(rows)), columns(std::move(columns)) {}
 Windows::~Windows() = default;

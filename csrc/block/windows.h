@@ -45,6 +45,14 @@ class Groups {
   std::vector<int64_t> begin;    // (groups + 1)
 };
 
+// Memory for the activations that a forward pass saves for each group. Null: nothing is saved.
+struct SavedGroups {
+  char* memory;
+  int64_t num_groups, bytes;  // bytes: of each group
+
+  char* of(int64_t group) const;
+};
+
 struct Windows {
   int64_t batch;
   Axis rows, columns;

@@ -78,12 +78,15 @@ uint64_t checksum_of(const void* const* pieces, const int64_t* bytes, int64_t co
 
 // --- A block ---------------------------------------------------------------------------------------------------------
 
+BlockSizes sizes_of(const swin_block& b) { return {b.channels, b.hidden, b.heads, b.cosine_scale != nullptr}; }
+
 template <class T>
 class Block {
  public:
   Block(const swin_block& b, const Windows& windows)
       : defaults(std::max(3 * b.channels, b.hidden)),
-        w{{layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
+        w{sizes_of(b),
+          {layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
           defaults.affine(b.norm1_weight, b.norm1_bias, b.eps1),
           defaults.affine(b.norm2_weight, b.norm2_bias, b.eps2),
           defaults.affine(b.norm3_weight, b.norm3_bias, b.eps3),
@@ -91,9 +94,6 @@ class Block {
           b.cosine_scale,
           b.drop_path,
           b.has_norm3 != 0,
-          b.channels,
-          b.hidden,
-          b.heads,
           b.scale} {
     const int64_t N = windows.area();
     float* padded = nullptr;
@@ -118,27 +118,23 @@ class Block {
 
 void block_saved_size(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes) {
   dispatch(block.dtype, [&](auto type) {
-    const Block<decltype(type)> made(block, windows);
-    if (!groups) groups = groups_of_backward(made.w, windows, block.threads);
-    bytes = saved_bytes(made.w, windows, groups);
+    using T = decltype(type);
+    if (!groups) groups = groups_of_backward<T>(sizes_of(block), windows, block.threads);
+    bytes = saved_bytes<T>(sizes_of(block), windows, groups);
   });
 }
 
-void block_forward(const swin_block& block, const Windows& windows, const float* x, float* y, char* saved,
-                   int64_t groups) {
+void block_forward(const swin_block& block, const Windows& windows, const float* x, float* y,
+                   const SavedGroups& saved) {
   dispatch(block.dtype, [&](auto type) {
     const Block<decltype(type)> made(block, windows);
-    SavedGroups saved_groups;
-    if (saved) {
-      saved_groups = {saved, groups, saved_bytes(made.w, windows, groups)};
-      request_large_pages(saved, groups * saved_groups.bytes);
-    }
-    run_block(made.w, windows, block.threads, x, y, saved_groups);
+    if (saved.memory) request_large_pages(saved.memory, saved.num_groups * saved.bytes);
+    run_block(made.w, windows, block.threads, x, y, saved);
   });
 }
 
 void block_backward(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
-                    const float* grad_y, char* saved, int64_t groups, const swin_block_gradients& to) {
+                    const float* grad_y, const SavedGroups& saved, const swin_block_gradients& to) {
   dispatch(block.dtype, [&](auto type) {
     using T = decltype(type);
     const Block<T> made(block, windows);
@@ -156,10 +152,8 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
     Memory memory;
     memory.allocate([&](Arena& arena) { sums = arena.take<float>(offsets.size); });
     std::fill_n(sums, offsets.size, 0.f);
-    SavedGroups saved_groups;
-    if (saved) saved_groups = {saved, groups, saved_bytes(w, windows, groups)};
     run_block_backward<T>(w, layers, windows, block.threads, x, grad_y, to.x,
-                          {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, saved_groups);
+                          {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, saved);
 
     const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
     float* const norms[3][2] = {

@@ -17,10 +17,10 @@ struct Kernels {
 
   // groups: in, 0 for the number of groups of a backward pass.
   void (*block_saved_size)(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes);
-  void (*block_forward)(const swin_block& block, const Windows& windows, const float* x, float* y, char* saved,
-                        int64_t groups);
+  void (*block_forward)(const swin_block& block, const Windows& windows, const float* x, float* y,
+                        const SavedGroups& saved);
   void (*block_backward)(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
-                         const float* grad_y, char* saved, int64_t groups, const swin_block_gradients& gradients);
+                         const float* grad_y, const SavedGroups& saved, const swin_block_gradients& gradients);
 
   void (*embed_forward)(const swin_images& images, const swin_projection& projection, float* y);
   void (*embed_backward)(const swin_images& images, const swin_projection& projection, const void* transposed,

@@ -121,16 +121,16 @@ Windows windows_of(const swin_block& b) {
           Axis(b.width, b.window_width, b.shift_width, b.padding)};
 }
 
-// Check the saved activations of a forward pass.
-void check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved, int64_t groups,
-                 bool written, Arrays& arrays) {
-  if (!saved) return;
+// Check the memory of saved activations, and return it with the bytes of a group.
+SavedGroups check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved,
+                        int64_t groups, bool written, Arrays& arrays) {
+  if (!saved) return {};
   check_not_int8("the dtype of saved activations", b.dtype);
   require_within("saved's groups", groups, 1, windows.count());
-  arrays.check_overlaps();  // the size reads the position bias
   int64_t bytes = 0;
   kernels.block_saved_size(b, windows, groups, bytes);
   arrays.add_saved(saved, groups * bytes, written);
+  return {static_cast<char*>(const_cast<void*>(saved)), groups, bytes};
 }
 
 }  // namespace
@@ -160,9 +160,9 @@ int32_t swin_block_forward(const swin_block* block, const float* x, float* y, vo
     arrays.write("y", y, numbers);
     if (!numbers) return;
     const Windows windows = windows_of(*block);
-    check_saved(kernels, *block, windows, saved, groups, true, arrays);
+    const SavedGroups saved_groups = check_saved(kernels, *block, windows, saved, groups, true, arrays);
     arrays.check_overlaps();
-    kernels.block_forward(*block, windows, x, y, static_cast<char*>(saved), groups);
+    kernels.block_forward(*block, windows, x, y, saved_groups);
   });
 }
 
@@ -192,10 +192,10 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     arrays.write("position_bias's gradient", to.position_bias, b.heads * N * N);
     arrays.write("cosine_scale's gradient", to.cosine_scale, b.heads);
     const Windows windows = windows_of(b);
-    if (numbers) check_saved(kernels, b, windows, saved, groups, false, arrays);
+    const SavedGroups saved_groups = check_saved(kernels, b, windows, numbers ? saved : nullptr, groups, false, arrays);
     arrays.check_overlaps();
     if (!numbers) return arrays.write_zeros();
-    kernels.block_backward(b, windows, transposed, x, grad_y, static_cast<char*>(const_cast<void*>(saved)), groups, to);
+    kernels.block_backward(b, windows, transposed, x, grad_y, saved_groups, to);
   });
 }
 
