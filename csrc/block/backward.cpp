@@ -8,66 +8,56 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t MAX_OWN_SUMS = 2 << 20;  // bytes: up to this size of weight gradients, each thread has its own sums
+constexpr int64_t MAX_OWN_WEIGHTS = 1 << 19;  // up to this number of weights, each thread has its own gradient sums
 
 // Bytes of a group of windows: twice the bytes of a forward pass.
 int64_t bytes_of_group() { return std::clamp<int64_t>(2 * l2_bytes(), 1 << 20, 2 << 20); }
 
-template <class T>
-int64_t size_of(const Linear<T>& w) {
-  return w.N * w.K;
-}
-
-// The gradient sums of each worker: of vectors and, with `own_weights`, of weights. The first worker sums into the
-// result. `add` adds the sums of the other workers in a fixed order, so results are reproducible.
+// The gradient sums of each worker: of vectors, at first zeros, and with `own_weights` of weights. `add` adds those of
+// all workers in a fixed order, so results are reproducible.
 template <class T>
 class WorkerSums {
  public:
+  // weight_sums: of the first worker, and the result.
   WorkerSums(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t workers, bool own_weights,
-             float* const (&weight_sums)[LINEARS], float* vector_sums)
+             float* const (&weight_sums)[LINEARS])
       : w(w), size(offsets.size), workers(workers), own_weights(own_weights) {
+    float* next = nullptr;
     memory.allocate([&](Arena& arena) {
-      vectors = arena.take<float*>(workers);
-      weights = arena.take<Weights>(workers);
-      other_vectors = arena.take<float>((workers - 1) * size);
-      other_weights = arena.take<float>(own_weights ? (workers - 1) * weights_of_worker() : 0);
+      vectors = arena.take<float>(workers * size);
+      weights = arena.take<Weights>(own_weights ? workers : 0);
+      next = arena.take<float>(own_weights ? (workers - 1) * w.num_weights() : 0);
     });
-    std::fill_n(other_vectors, (workers - 1) * size, 0.f);
-    for (int64_t worker = 0; worker < workers; worker++) {
-      vectors[worker] = worker ? other_vectors + (worker - 1) * size : vector_sums;
-      float* next = other_weights + (worker - 1) * weights_of_worker();
+    std::fill_n(vectors, workers * size, 0.f);
+    for (int64_t worker = 0; worker < workers && own_weights; worker++)
       for (int64_t i = 0; i < LINEARS; i++) {
-        weights[worker].linear[i] = worker ? next : weight_sums[i];
-        next += size_of(w.linear(i));
+        weights[worker].of[i] = worker ? next : weight_sums[i];
+        if (worker) next += w.linear(i).N * w.linear(i).K;
       }
-    }
   }
 
-  float* vectors_of(int64_t worker) const { return vectors[worker]; }
-  float* const* weights_of(int64_t worker) const { return own_weights ? weights[worker].linear : nullptr; }
+  float* vectors_of(int64_t worker) const { return vectors + worker * size; }
+  float* const* weights_of(int64_t worker) const { return own_weights ? weights[worker].of : nullptr; }
 
-  void add() const {
+  // Returns the sums of the vectors.
+  float* add() const {
     for (int64_t worker = 1; worker < workers; worker++) {
-      add_row(vectors[worker], size, vectors[0]);
+      add_row(vectors_of(worker), size, vectors);
       for (int64_t i = 0; i < LINEARS && own_weights; i++)
-        add_row(weights[worker].linear[i], size_of(w.linear(i)), weights[0].linear[i]);
+        add_row(weights[worker].of[i], w.linear(i).N * w.linear(i).K, weights[0].of[i]);
     }
+    return vectors;
   }
 
  private:
   struct Weights {
-    float* linear[LINEARS];
+    float* of[LINEARS];
   };
-  int64_t weights_of_worker() const {
-    int64_t count = 0;
-    for (const Linear<T>& linear : w.linears) count += size_of(linear);
-    return count;
-  }
 
   const BlockWeights<T>& w;
   const int64_t size, workers;
   const bool own_weights;
-  float **vectors, *other_vectors, *other_weights;
+  float* vectors;
   Weights* weights;
   Memory memory;
 };
@@ -120,13 +110,6 @@ void add_weight_gradients(const BlockWeights<T>& w, const std::unique_ptr<Backwa
   });
 }
 
-template <class T>
-int64_t bytes_of_gradients(const BlockWeights<T>& w) {
-  int64_t bytes = 0;
-  for (const Linear<T>& linear : w.linears) bytes += size_of(linear) * sizeof(float);
-  return bytes;
-}
-
 // Compute groups g = worker, worker + workers, ... in each worker, with sums of its own. make(worker) constructs
 // the worker's group.
 template <class T, class Make>
@@ -156,6 +139,22 @@ void sum_together(const BlockWeights<T>& w, const Groups& groups, int64_t num_gr
   }
 }
 
+// Write the gradients of all vectors, from their sums.
+template <class T>
+void write_gradients(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t N, int64_t S, const float* sums,
+                     const swin_block_gradients& to) {
+  const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
+  float* const norms[3][2] = {
+      {to.norm1_weight, to.norm1_bias}, {to.norm2_weight, to.norm2_bias}, {to.norm3_weight, to.norm3_bias}};
+  for (int64_t i = 0; i < 3; i++) {
+    put(offsets.norm_weight[i], w.C, norms[i][0]);
+    put(offsets.norm_bias[i], w.C, norms[i][1]);
+  }
+  for (int64_t i = 0; i < LINEARS; i++) put(offsets.bias[i], w.linear(i).N, to.bias[i]);
+  for (int64_t r = 0; r < w.heads * N; r++) put(offsets.bias_hNS + r * S, N, to.position_bias + r * N);
+  put(offsets.cosine_scale, w.heads, to.cosine_scale);
+}
+
 }  // namespace
 
 template <class T>
@@ -167,11 +166,11 @@ int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int6
 }
 
 template <class T>
-void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed)[LINEARS], const Windows& windows,
-                        int64_t threads, const float* x, const float* grad_y, float* grad_x,
-                        float* const (&weight_sums)[LINEARS], float* vector_sums, const SavedGroups& saved) {
-  BlockWeights<T> w = weights;
-  Linear<T> transposed[] = {packed[QKV], packed[PROJ], packed[FC1], packed[FC2]};
+void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&transposes)[LINEARS], const Windows& windows,
+                        int64_t threads, const float* x, const float* grad_y, const SavedGroups& saved,
+                        const swin_block_gradients& gradients) {
+  BlockWeights<T> w = weights;  // copies: Bf16Pieces::pack adds pointers to them
+  Linear<T> transposed[] = {transposes[QKV], transposes[PROJ], transposes[FC1], transposes[FC2]};
   Bf16Pieces pieces, transposed_pieces;
   if (w.worth_packing_pieces(windows.tokens())) {
     if (!saved.memory) pieces.pack(w.linears, threads);
@@ -180,26 +179,27 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
   const int64_t num_groups = saved.memory ? saved.num_groups : groups_of_backward<T>(w, windows, threads);
   const int64_t workers = std::min(threads, num_groups);
   const Groups groups = windows.deal(num_groups);
-  const bool own_weights = bytes_of_gradients(w) <= MAX_OWN_SUMS;  // no thread waits
-  const SumOffsets<T> offsets(w, windows.area(), bias_stride(windows.area()));
-  const WorkerSums<T> sums(w, offsets, workers, own_weights, weight_sums, vector_sums);
-  const TransposedBias<T> bias(w, offsets, windows.area());
+  const bool own_weights = w.num_weights() <= MAX_OWN_WEIGHTS;  // then no thread waits for the others between groups
+  const int64_t N = windows.area(), S = bias_stride(N);
+  const SumOffsets<T> offsets(w, N, S);
+  const WorkerSums<T> sums(w, offsets, workers, own_weights, gradients.linear);
+  const TransposedBias<T> bias(w, offsets, N);
   const auto make = [&](int64_t worker) {
-    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, groups, x, grad_y, grad_x,
+    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, groups, x, grad_y, gradients.x,
                                               sums.vectors_of(worker), sums.weights_of(worker), bias.get());
   };
   if (own_weights)
     sum_apart<T>(groups, num_groups, workers, threads, saved, make);
   else
-    sum_together(w, groups, num_groups, workers, threads, saved, make, weight_sums);
-  sums.add();
+    sum_together(w, groups, num_groups, workers, threads, saved, make, gradients.linear);
+  float* vector_sums = sums.add();
   bias.add_gradient(vector_sums);
+  write_gradients(w, offsets, N, S, vector_sums, gradients);
 }
 #define INSTANTIATE(T)                                                                                              \
   template int64_t groups_of_backward<T>(const BlockSizes&, const Windows&, int64_t);                               \
   template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&, int64_t, \
-                                      const float*, const float*, float*, float* const(&)[LINEARS], float*,         \
-                                      const SavedGroups&);
+                                      const float*, const float*, const SavedGroups&, const swin_block_gradients&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE
 

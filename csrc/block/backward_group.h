@@ -8,6 +8,28 @@
 
 namespace swin::SWIN_ISA {
 
+// Offsets in one array of sums: of all gradients but those of the weights of linear layers.
+template <class T>
+struct SumOffsets {
+  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, transposed_bias, cosine_scale, size;
+  int64_t transposed_bias_size;  // of the position bias with keys first, for AMX
+
+  SumOffsets(const BlockWeights<T>& w, int64_t N, int64_t S) {
+    size = 0;
+    const auto take = [&](int64_t numbers) {  // whole cache lines
+      const int64_t begin = size;
+      size += round_up(numbers, 16);
+      return begin;
+    };
+    for (int64_t i = 0; i < 3; i++) norm_weight[i] = take(w.C), norm_bias[i] = take(w.C);
+    for (int64_t i = 0; i < LINEARS; i++) bias[i] = take(w.linear(i).N);
+    bias_hNS = take(w.heads * N * S);
+    transposed_bias_size = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
+    transposed_bias = take(transposed_bias_size);
+    cosine_scale = take(w.heads);
+  }
+};
+
 template <class T>
 class BackwardGroup : public BlockGroup<T> {
  public:

@@ -134,37 +134,18 @@ void block_forward(const swin_block& block, const Windows& windows, const float*
 }
 
 void block_backward(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
-                    const float* grad_y, const SavedGroups& saved, const swin_block_gradients& to) {
+                    const float* grad_y, const SavedGroups& saved, const swin_block_gradients& gradients) {
   dispatch(block.dtype, [&](auto type) {
     using T = decltype(type);
     const Block<T> made(block, windows);
-    const BlockWeights<T>& w = made.w;
     const auto transposed_layer = [&](int64_t i) {
-      const Linear<T>& layer = w.linear(i);
-      return Linear<T>{static_cast<const T*>(transposed[i]), nullptr, layer.K, layer.N,
-                       panel_width(layer.K, i == PROJ ? w.C / w.heads : 1)};
+      const Linear<T>& layer = made.w.linear(i);
+      return linear_layer<T>(block.dtype, transposed[i], nullptr, layer.K, layer.N,
+                             i == PROJ ? made.w.C / made.w.heads : 1);
     };
-    const Linear<T> layers[] = {transposed_layer(QKV), transposed_layer(PROJ), transposed_layer(FC1),
-                                transposed_layer(FC2)};
-    const int64_t N = windows.area(), S = bias_stride(N);
-    const SumOffsets<T> offsets(w, N, S);
-    float* sums = nullptr;
-    Memory memory;
-    memory.allocate([&](Arena& arena) { sums = arena.take<float>(offsets.size); });
-    std::fill_n(sums, offsets.size, 0.f);
-    run_block_backward<T>(w, layers, windows, block.threads, x, grad_y, to.x,
-                          {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, saved);
-
-    const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
-    float* const norms[3][2] = {
-        {to.norm1_weight, to.norm1_bias}, {to.norm2_weight, to.norm2_bias}, {to.norm3_weight, to.norm3_bias}};
-    for (int64_t i = 0; i < 3; i++) {
-      put(offsets.norm_weight[i], w.C, norms[i][0]);
-      put(offsets.norm_bias[i], w.C, norms[i][1]);
-    }
-    for (int64_t i = 0; i < LINEARS; i++) put(offsets.bias[i], w.linear(i).N, to.bias[i]);
-    for (int64_t r = 0; r < w.heads * N; r++) put(offsets.bias_hNS + r * S, N, to.position_bias + r * N);
-    put(offsets.cosine_scale, w.heads, to.cosine_scale);
+    run_block_backward<T>(made.w,
+                          {transposed_layer(QKV), transposed_layer(PROJ), transposed_layer(FC1), transposed_layer(FC2)},
+                          windows, block.threads, x, grad_y, saved, gradients);
   });
 }
 
@@ -185,26 +166,6 @@ void with_projection(const swin_projection& projection, int64_t K, bool norm_aft
   });
 }
 
-template <class T, class Source>
-void projection_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
-                         const float* grad_y, const swin_projection_gradients& to) {
-  const int64_t N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
-  const Linear<T> transposed_layer{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
-  float *vectors = nullptr, *weight = to.linear;
-  Memory memory;
-  memory.allocate([&](Arena& arena) {
-    vectors = arena.take<float>(p.vectors_size());
-    if (padded_K != K) weight = arena.take<float>(N * padded_K);
-  });
-  std::fill_n(vectors, p.vectors_size(), 0.f);
-  project_backward(source, p, transposed ? &transposed_layer : nullptr, threads, grad_y, to.x, weight, vectors);
-  for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight + n * padded_K, K, to.linear + n * K);
-  const ProjectionSums sums = p.sums(vectors);
-  std::copy_n(sums.bias, N, to.bias);
-  std::copy_n(sums.norm_weight, p.norm_size(), to.norm_weight);
-  std::copy_n(sums.norm_bias, p.norm_size(), to.norm_bias);
-}
-
 Patches patches_of(const swin_images& images) {
   return {images.pixels,       images.batch,
           images.channels,     images.height,
@@ -220,9 +181,9 @@ void embed_forward(const swin_images& images, const swin_projection& projection,
                   [&](const auto& p) { project(patches_of(images), p, projection.threads, y); });
 }
 void embed_backward(const swin_images& images, const swin_projection& projection, const void* transposed,
-                    const float* grad_y, const swin_projection_gradients& to) {
+                    const float* grad_y, const swin_projection_gradients& gradients) {
   with_projection(projection, inputs_of(images), true, [&](const auto& p) {
-    projection_backward(patches_of(images), p, transposed, projection.threads, grad_y, to);
+    project_backward(patches_of(images), p, transposed, projection.threads, grad_y, gradients);
   });
 }
 void merge_forward(const swin_maps& maps, const swin_projection& projection, float* y) {
@@ -230,9 +191,9 @@ void merge_forward(const swin_maps& maps, const swin_projection& projection, flo
                   [&](const auto& p) { project(neighbours_of(maps), p, projection.threads, y); });
 }
 void merge_backward(const swin_maps& maps, const swin_projection& projection, const void* transposed,
-                    const float* grad_y, const swin_projection_gradients& to) {
+                    const float* grad_y, const swin_projection_gradients& gradients) {
   with_projection(projection, inputs_of(maps), maps.norm_after, [&](const auto& p) {
-    projection_backward(neighbours_of(maps), p, transposed, projection.threads, grad_y, to);
+    project_backward(neighbours_of(maps), p, transposed, projection.threads, grad_y, gradients);
   });
 }
 
@@ -245,14 +206,8 @@ void output_norm_backward(const float* x, const float* grad_y, int64_t batch, in
                           const float* weight, float eps, int64_t threads, float* grad_x, float* grad_weight,
                           float* grad_bias) {
   const Defaults defaults(channels);
-  float* sums = nullptr;
-  Memory memory;
-  memory.allocate([&](Arena& arena) { sums = arena.take<float>(2 * channels); });
-  std::fill_n(sums, 2 * channels, 0.f);
   normalise_output_backward(x, grad_y, batch, area, channels, defaults.affine(weight, nullptr, eps), threads, grad_x,
-                            sums);
-  std::copy_n(sums, channels, grad_weight);
-  std::copy_n(sums + channels, channels, grad_bias);
+                            grad_weight, grad_bias);
 }
 
 void convolution_forward(const swin_convolution& convolution, const void* x, void* y) {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "products/gemm.h"
+#include "swin.h"
 
 namespace swin::SWIN_ISA {
 
@@ -74,14 +75,10 @@ void read_row(const Source& source, const Projection<T>& p, int64_t token, float
 template <class T, class Source>
 void project(const Source& source, const Projection<T>& p, int64_t threads, float* out);
 
-// transposed: W^T of the linear layer, packed; null: the gradient of images or the map is not needed.
-// grad: of tokens; N is even.
-// grad_source: of images or the map.
-// weight_sum: the gradient of the weight, (N, padded_K).
-// vector_sums: zeros, to which the other gradients are added, in the layout of `Projection::sums`.
+// transposed: W^T of the linear layer, packed; null: no gradient of images or the map. grad: of tokens; N is even.
 template <class T, class Source>
-void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, int64_t threads,
-                      const float* grad, float* grad_source, float* weight_sum, float* vector_sums);
+void project_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
+                      const float* grad, const swin_projection_gradients& gradients);
 
 #define SWIN_FOR_EACH_PROJECTION(instantiate, T) instantiate(T, Patches) instantiate(T, Neighbours)
 
@@ -89,8 +86,9 @@ void project_backward(const Source& source, const Projection<T>& p, const Linear
 void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm,
                       int64_t threads, float* out);
 
-// grad: (B, C, H*W); grad_x: (B, H*W, C); norm_sums: zeros, to which gradients of the norm's weight and bias are added.
+// grad: (B, C, H*W); grad_x: (B, H*W, C); grad_weight and grad_bias: of the norm.
 void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, int64_t threads, float* grad_x, float* norm_sums);
+                               const Affine& norm, int64_t threads, float* grad_x, float* grad_weight,
+                               float* grad_bias);
 
 }  // namespace swin::SWIN_ISA

@@ -9,21 +9,22 @@ namespace {
 
 constexpr int64_t GROUP_BYTES = 1 << 20;  // bytes of inputs and outputs of a group
 
-// The vector sums of each worker. The first worker sums into the result; `add` adds the other sums in a fixed order.
+// The vector sums of each worker, at first zeros. `add` adds those of all workers in a fixed order.
 class WorkerVectors {
  public:
-  WorkerVectors(int64_t workers, int64_t size, float* result) : workers(workers), size(size), result(result) {
-    memory.allocate([&](Arena& arena) { others = arena.take<float>((workers - 1) * size); });
-    std::fill_n(others, (workers - 1) * size, 0.f);
+  WorkerVectors(int64_t workers, int64_t size) : workers(workers), size(size) {
+    memory.allocate([&](Arena& arena) { sums = arena.take<float>(workers * size); });
+    std::fill_n(sums, workers * size, 0.f);
   }
-  void add() const {
-    for (int64_t worker = 1; worker < workers; worker++) add_row((*this)[worker], size, result);
+  float* operator[](int64_t worker) const { return sums + worker * size; }
+  float* add() const {
+    for (int64_t worker = 1; worker < workers; worker++) add_row((*this)[worker], size, sums);
+    return sums;
   }
-  float* operator[](int64_t worker) const { return worker ? others + (worker - 1) * size : result; }
 
  private:
   const int64_t workers, size;
-  float *result, *others;
+  float* sums;
   Memory memory;
 };
 
@@ -97,15 +98,19 @@ class ProjectionGroup {
 }  // namespace
 
 template <class T, class Source>
-void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, int64_t threads,
-                      const float* grad, float* grad_source, float* weight_sum, float* vector_sums) {
+void project_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
+                      const float* grad, const swin_projection_gradients& gradients) {
   using Group = ProjectionGroup<T, Source>;
-  const int64_t tokens = source.tokens(), K = p.linear.padded_K(), N = p.linear.N;
-  const int64_t fitting = std::max<int64_t>(GROUP_TOKENS, GROUP_BYTES / ((N + K) * sizeof(T)));
+  const int64_t tokens = source.tokens(), N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
+  const Linear<T> transposed_linear{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
+  float* weight_sum = gradients.linear;
+  Memory memory;
+  if (padded_K != K) memory.allocate([&](Arena& arena) { weight_sum = arena.take<float>(N * padded_K); });
+  const int64_t fitting = std::max<int64_t>(GROUP_TOKENS, GROUP_BYTES / ((N + padded_K) * sizeof(T)));
   const int64_t rounds = (tokens + threads * fitting - 1) / (threads * fitting);
   const int64_t max_tokens = round_up((tokens + rounds * threads - 1) / (rounds * threads), TILE_TERMS);
   const int64_t workers = std::min(threads, (tokens + max_tokens - 1) / max_tokens);
-  const WorkerVectors sums(workers, p.vectors_size(), vector_sums);
+  const WorkerVectors sums(workers, p.vectors_size());
   const std::unique_ptr<std::optional<Group>[]> groups(new std::optional<Group>[workers]);
   const std::unique_ptr<const WeightGradOperands<T>*[]> operands(new const WeightGradOperands<T>*[workers]);
   for (int64_t first = 0; first < tokens; first += workers * max_tokens) {
@@ -113,7 +118,9 @@ void project_backward(const Source& source, const Projection<T>& p, const Linear
     each_task(active, threads, [&](int64_t worker) {
       [[maybe_unused]] const TilesInUse tiles;
       auto& group = groups[worker];
-      if (!group) group.emplace(source, p, transposed, grad, grad_source, max_tokens, p.sums(sums[worker]));
+      if (!group)
+        group.emplace(source, p, transposed ? &transposed_linear : nullptr, grad, gradients.x, max_tokens,
+                      p.sums(sums[worker]));
       group->run(first + worker * max_tokens, std::min(max_tokens, tokens - first - worker * max_tokens));
       operands[worker] = &group->operands;
     });
@@ -122,15 +129,20 @@ void project_backward(const Source& source, const Projection<T>& p, const Linear
       compute_weight_gradient(operands.get(), active, n, stop - n, weight_sum, first > 0);
     });
   }
-  sums.add();
+  for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight_sum + n * padded_K, K, gradients.linear + n * K);
+  const auto [bias, norm_weight, norm_bias] = p.sums(sums.add());
+  std::copy_n(bias, N, gradients.bias);
+  std::copy_n(norm_weight, p.norm_size(), gradients.norm_weight);
+  std::copy_n(norm_bias, p.norm_size(), gradients.norm_bias);
 }
 
 void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, int64_t threads, float* grad_x, float* norm_sums) {
+                               const Affine& norm, int64_t threads, float* grad_x, float* grad_weight,
+                               float* grad_bias) {
   constexpr int64_t STRIP = 64;  // tokens
   const int64_t strips = (area + STRIP - 1) / STRIP;
   const int64_t workers = std::min(threads, batch * strips), each = (batch * strips + workers - 1) / workers;
-  const WorkerVectors sums(workers, 2 * channels, norm_sums);
+  const WorkerVectors sums(workers, 2 * channels);
   each_task(workers, threads, [&](int64_t worker) {
     float* grad_tokens = nullptr;
     Memory memory;
@@ -146,12 +158,14 @@ void normalise_output_backward(const float* x, const float* grad, int64_t batch,
       }
     }
   });
-  sums.add();
+  const float* norm_sums = sums.add();
+  std::copy_n(norm_sums, channels, grad_weight);
+  std::copy_n(norm_sums + channels, channels, grad_bias);
 }
 
-#define INSTANTIATE_FOR(T, Source)                                                                          \
-  template void project_backward<T, Source>(const Source&, const Projection<T>&, const Linear<T>*, int64_t, \
-                                            const float*, float*, float*, float*);
+#define INSTANTIATE_FOR(T, Source)                                                                                   \
+  template void project_backward<T, Source>(const Source&, const Projection<T>&, const void*, int64_t, const float*, \
+                                            const swin_projection_gradients&);
 #define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE_FOR
