@@ -99,7 +99,7 @@ void add_weight_gradients(const BlockWeights<T>& w, const std::unique_ptr<Backwa
   int64_t tasks[LINEARS + 1] = {0};  // before each layer, the last layer first
   for (int64_t i = 0; i < LINEARS; i++) {
     for (int64_t worker = 0; worker < count; worker++) operands[i * count + worker] = &workers[worker]->operands[i];
-    tasks[i + 1] = tasks[i] + (w.linear(LINEARS - 1 - i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
+    tasks[i + 1] = tasks[i] + ceil_div(w.linear(LINEARS - 1 - i).N, MAX_COLUMNS);
   }
   each_task(tasks[LINEARS], threads, [&](int64_t task) {
     int64_t rank = 0;
@@ -160,9 +160,8 @@ void write_gradients(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int
 template <class T>
 int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int64_t threads) {
   const int64_t bytes_of_weights = sizeof(T) * sizes.num_weights();
-  const int64_t per_group = windows_of_group(windows, threads, std::max(bytes_of_group(), 2 * bytes_of_weights),
-                                             BackwardGroup<T>::bytes_of_row(sizes));
-  return (windows.count() + per_group - 1) / per_group;
+  return count_groups(windows, threads, std::max(bytes_of_group(), 2 * bytes_of_weights),
+                      BackwardGroup<T>::bytes_of_row(sizes));
 }
 
 template <class T>

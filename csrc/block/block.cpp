@@ -30,8 +30,9 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
   BlockWeights<T> w = weights;
   Bf16Pieces pieces;
   if (w.worth_packing_pieces(windows.tokens())) pieces.pack(w.linears, threads);
-  const int64_t fitting = windows_of_group(windows, threads, std::max(bytes_of_group(), w.bytes()), bytes_of_row(w));
-  const int64_t num_groups = saved.memory ? saved.num_groups : (windows.count() + fitting - 1) / fitting;
+  const int64_t num_groups =
+      saved.memory ? saved.num_groups
+                   : count_groups(windows, threads, std::max(bytes_of_group(), w.bytes()), bytes_of_row(w));
   const Groups groups = windows.deal(num_groups);
   std::atomic<int64_t> next{0};  // any thread computes the same result for a window
   each_task(std::min(threads, num_groups), threads, [&](int64_t) {

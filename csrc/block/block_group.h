@@ -10,12 +10,12 @@
 
 namespace swin::SWIN_ISA {
 
-// The number of windows in a group of about `bytes` bytes. A small group stays in cache. With large weights a large
-// group reads the weights less often. All threads get equally many groups.
-inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t bytes, int64_t bytes_of_row) {
-  const int64_t fitting = std::max<int64_t>(1, bytes / (bytes_of_row * windows.area()));
-  const int64_t rounds = (windows.count() + fitting * threads - 1) / (fitting * threads);
-  return (windows.count() + rounds * threads - 1) / (rounds * threads);
+// The number of groups of about `bytes` bytes. A small group stays in cache. With large weights a large group reads the
+// weights less often. All threads get equally many groups.
+inline int64_t count_groups(const Windows& windows, int64_t threads, int64_t bytes, int64_t bytes_of_row) {
+  const int64_t count = windows.count(), fitting = std::max<int64_t>(1, bytes / (bytes_of_row * windows.area()));
+  const int64_t rounds = ceil_div(count, fitting * threads);
+  return ceil_div(count, ceil_div(count, rounds * threads));
 }
 
 // The rows that the arrays of any group have memory for.
@@ -106,6 +106,7 @@ class BlockGroup {
     normed_row = arena.take<float>(w.is_v2 ? w.C : 0);
     product_workspace = {{own, own + 1, own + 2, own + 3, others, others + 1, others + 2, others + 3}, arena};
     mask = arena.take<float>(N * S);
+    token_at = arena.take<int32_t>(max_rows);
     row_of = arena.take<int32_t>(max_rows);
     token_of = arena.take<int32_t>(max_rows);
     place_of = arena.take<int32_t>(max_rows);
@@ -115,19 +116,18 @@ class BlockGroup {
 #endif
   }
 
-  // Gather the tokens, normalised for V1. row_of maps places to rows of tokens, -1 for padding; place_of maps rows to
-  // places.
+  // Gather the tokens, normalised for V1, in rows without padding.
   void gather_tokens(const Group& group) {
     tokens = 0;
     places = group.count * N;
     const Timed timed(Work::NORMS, places * w.C);
-    for (int64_t p = 0; p < places; p += N) windows.tokens_of(group.windows[p / N], row_of + p);
+    for (int64_t p = 0; p < places; p += N) windows.tokens_of(group.windows[p / N], token_at + p);
     for (int64_t p = 0; p < places; p++) {
-      if (p + AHEAD < places && row_of[p + AHEAD] >= 0) prefetch(x + row_of[p + AHEAD] * w.C);
-      const int64_t token = row_of[p];
+      if (p + AHEAD < places && token_at[p + AHEAD] >= 0) prefetch(x + token_at[p + AHEAD] * w.C);
+      const int64_t token = token_at[p];
+      row_of[p] = token < 0 ? -1 : static_cast<int32_t>(tokens);
       if (token < 0) continue;
       write_branch_input(x + token * w.C, w.norm1, normed + tokens * w.C);
-      row_of[p] = static_cast<int32_t>(tokens);
       place_of[tokens] = static_cast<int32_t>(p);
       token_of[tokens++] = static_cast<int32_t>(token);
     }
@@ -308,7 +308,8 @@ class BlockGroup {
   float *normed_row, *mask;
   ProductWorkspace<T> product_workspace;
   float* length_factors = nullptr;  // V2: (3 h, max_rows), of each query and key, for the backward pass
-  int32_t *row_of, *token_of, *place_of;
+  int32_t *token_at, *row_of;       // by place; -1 for padding
+  int32_t *token_of, *place_of;     // by row
   int64_t places = 0, tokens = 0, current_mask_id = 0;
 
  private:

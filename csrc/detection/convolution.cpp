@@ -135,8 +135,8 @@ struct Tiles {
   explicit Tiles(const swin_convolution& convolution)
       : height(convolution.height),
         width(convolution.width),
-        rows((convolution.height + OUT - 1) / OUT),
-        columns((convolution.width + OUT - 1) / OUT) {}
+        rows(ceil_div(convolution.height, OUT)),
+        columns(ceil_div(convolution.width, OUT)) {}
   // The first output of a tile.
   struct Origin {
     int64_t image, y, x;
@@ -205,15 +205,15 @@ void write_tile(const float* from, int64_t stride, const float* bias, const Tile
 int64_t tiles_of_block(int64_t tiles, int64_t P, int64_t C, int64_t N, int64_t threads) {
   const int64_t fitting = BLOCK_BYTES / (P * (C + N) * static_cast<int64_t>(sizeof(float)));
   const int64_t max_tiles = std::clamp(fitting, ROW_STEP, MAX_ROWS);
-  const int64_t blocks = round_up((tiles + max_tiles - 1) / max_tiles, threads);
-  return (tiles + blocks - 1) / blocks;
+  const int64_t blocks = round_up(ceil_div(tiles, max_tiles), threads);
+  return ceil_div(tiles, blocks);
 }
 
 template <int64_t OUT>
 void pack_tiles(const float* weight, int64_t N, int64_t C, int64_t threads, float* packed) {
   using Tile = Winograd<OUT>;
   constexpr int64_t IN = Tile::IN, P = Tile::P;
-  each_part((N + STRIP - 1) / STRIP, threads, [&](int64_t begin, int64_t end) {
+  each_part(ceil_div(N, STRIP), threads, [&](int64_t begin, int64_t end) {
     float* points = nullptr;  // (P, STRIP, C)
     Memory memory;
     memory.allocate([&](Arena& arena) { points = arena.take<float>(P * STRIP * C); });
@@ -245,7 +245,7 @@ void convolve_tiles(const swin_convolution& convolution, const T* x, T* y) {
   const int64_t step = tiles_of_block(count, P, C, N, convolution.threads);
   // Points are padded by a cache line: distances in multiples of 4 KiB would share one set of L1.
   const int64_t rows = round_up(step, ROW_STEP), in_stride = rows * C + LINE / 4, out_stride = rows * N + LINE / 4;
-  each_part((count + step - 1) / step, convolution.threads, [&](int64_t begin, int64_t end) {
+  each_part(ceil_div(count, step), convolution.threads, [&](int64_t begin, int64_t end) {
     float *in = nullptr, *out = nullptr;
     ProductWorkspace<float> workspace;
     Memory memory;

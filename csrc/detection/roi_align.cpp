@@ -97,10 +97,10 @@ void pool_plane(const T* plane, int64_t row_stride, const Roi& roi, const Bins& 
 template <class Task>
 void over_regions(const swin_roi_align& roi_align, RoiMatrixOf matrix, int64_t block, int64_t rois_of_task,
                   const Task& task) {
-  const int64_t blocks = (roi_align.channels + block - 1) / block;
+  const int64_t blocks = ceil_div(roi_align.channels, block);
   for (int64_t first = 0; first < roi_align.regions;) {
     const Rois rois(roi_align, first, matrix);
-    const int64_t runs = (rois.count() + rois_of_task - 1) / rois_of_task;
+    const int64_t runs = ceil_div(rois.count(), rois_of_task);
     each_task(blocks * runs, roi_align.threads, [&](int64_t t) {
       const int64_t channel = t / runs * block, begin = t % runs * rois_of_task;
       task(rois, first, begin, std::min(begin + rois_of_task, rois.count()), channel,
@@ -230,8 +230,7 @@ void forward_channels(const swin_roi_align& roi_align, const T* maps, T* pooled)
 template <class T>
 void backward_channels(const swin_roi_align& roi_align, const T* grad_pooled, float* grad_maps) {
   const Bins bins(roi_align);
-  const int64_t block =
-      std::max(LANES, std::min(CHANNELS, (roi_align.channels + roi_align.threads - 1) / roi_align.threads));
+  const int64_t block = std::max(LANES, std::min(CHANNELS, ceil_div(roi_align.channels, roi_align.threads)));
   over_regions(roi_align, RoiMatrixOf::nothing, block, roi_align.regions,
                [&](const Rois& rois, int64_t first, int64_t begin, int64_t end, int64_t channel, int64_t last) {
                  const int64_t channels = last - channel;

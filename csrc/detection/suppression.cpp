@@ -83,7 +83,7 @@ int64_t suppress(const float* boxes, const int64_t* order, int64_t count, float 
       kept[num_kept++] = b.index[i];
       b.move(i, settled++);
     }
-    const int64_t strips = (left - head + STRIP - 1) / STRIP;
+    const int64_t strips = ceil_div(left - head, STRIP);
     each_part(strips, strips * settled < 256 ? 1 : threads, [&](int64_t first, int64_t last) {
       for (int64_t strip = first; strip < last; strip++) {
         const int64_t begin = head + strip * STRIP, end = std::min(begin + STRIP, left);

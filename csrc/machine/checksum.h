@@ -19,7 +19,7 @@ class Checksum {
     const Timed timed(Work::WEIGHTS, count / 4);
     constexpr int64_t CHUNK = 1 << 18;  // bytes of a task
     const auto* bytes = static_cast<const char*>(memory);
-    const int64_t chunks = (count + CHUNK - 1) / CHUNK;
+    const int64_t chunks = ceil_div(count, CHUNK);
     sum = mix<uint64_t>(sum, count);
     const auto part = [&](int64_t i) {
       return hash(bytes + i * CHUNK, count - i * CHUNK < CHUNK ? count - i * CHUNK : CHUNK);

@@ -32,6 +32,7 @@
 
 namespace swin::SWIN_ISA {
 
+inline constexpr int64_t ceil_div(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
 inline constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // The upper half of a float32 number.

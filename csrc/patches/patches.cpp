@@ -56,7 +56,7 @@ template <class T, class Source>
 void project(const Source& source, const Projection<T>& p, int64_t threads, float* out) {
   const Linear<T>& w = p.linear;
   const int64_t tokens = source.tokens(), K = w.padded_K();
-  each_part((tokens + GROUP_TOKENS - 1) / GROUP_TOKENS, threads, [&](int64_t begin, int64_t end) {
+  each_part(ceil_div(tokens, GROUP_TOKENS), threads, [&](int64_t begin, int64_t end) {
     [[maybe_unused]] const TilesInUse tiles;
     float* raw;
     T* rows;
@@ -82,7 +82,7 @@ void project(const Source& source, const Projection<T>& p, int64_t threads, floa
 void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm,
                       int64_t threads, float* out) {
   constexpr int64_t STRIP = 64;  // tokens: whole cache lines of the transpose
-  const int64_t strips = (area + STRIP - 1) / STRIP;
+  const int64_t strips = ceil_div(area, STRIP);
   each_part(batch * strips, threads, [&](int64_t begin, int64_t end) {
     float* normed = nullptr;
     Memory memory;

@@ -17,8 +17,8 @@ struct Patches {
   int64_t stride[4];  // of image, channel, row, column
   int64_t patch_height, patch_width;
 
-  int64_t rows() const { return (height + patch_height - 1) / patch_height; }
-  int64_t columns() const { return (width + patch_width - 1) / patch_width; }
+  int64_t rows() const { return ceil_div(height, patch_height); }
+  int64_t columns() const { return ceil_div(width, patch_width); }
   int64_t tokens() const { return batch * rows() * columns(); }
   void read(int64_t token, float* to) const;
   void write(int64_t token, const float* from, float* images) const;  // to contiguous images, without padding
@@ -33,8 +33,8 @@ struct Neighbours {
   const float* x;
   int64_t batch, height, width, channels;
 
-  int64_t rows() const { return (height + 1) / 2; }
-  int64_t columns() const { return (width + 1) / 2; }
+  int64_t rows() const { return ceil_div(height, 2); }
+  int64_t columns() const { return ceil_div(width, 2); }
   int64_t tokens() const { return batch * rows() * columns(); }
   void read(int64_t token, float* to) const;
   void write(int64_t token, const float* from, float* map) const;  // without padding

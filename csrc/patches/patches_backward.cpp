@@ -107,14 +107,14 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
   Memory memory;
   if (padded_K != K) memory.allocate([&](Arena& arena) { weight_sum = arena.take<float>(N * padded_K); });
   const int64_t fitting = std::max<int64_t>(GROUP_TOKENS, GROUP_BYTES / ((N + padded_K) * sizeof(T)));
-  const int64_t rounds = (tokens + threads * fitting - 1) / (threads * fitting);
-  const int64_t max_tokens = round_up((tokens + rounds * threads - 1) / (rounds * threads), TILE_TERMS);
-  const int64_t workers = std::min(threads, (tokens + max_tokens - 1) / max_tokens);
+  const int64_t rounds = ceil_div(tokens, threads * fitting);
+  const int64_t max_tokens = round_up(ceil_div(tokens, rounds * threads), TILE_TERMS);
+  const int64_t workers = std::min(threads, ceil_div(tokens, max_tokens));
   const WorkerVectors sums(workers, p.vectors_size());
   const std::unique_ptr<std::optional<Group>[]> groups(new std::optional<Group>[workers]);
   const std::unique_ptr<const WeightGradOperands<T>*[]> operands(new const WeightGradOperands<T>*[workers]);
   for (int64_t first = 0; first < tokens; first += workers * max_tokens) {
-    const int64_t active = std::min(workers, (tokens - first + max_tokens - 1) / max_tokens);
+    const int64_t active = std::min(workers, ceil_div(tokens - first, max_tokens));
     each_task(active, threads, [&](int64_t worker) {
       [[maybe_unused]] const TilesInUse tiles;
       auto& group = groups[worker];
@@ -124,7 +124,7 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
       group->run(first + worker * max_tokens, std::min(max_tokens, tokens - first - worker * max_tokens));
       operands[worker] = &group->operands;
     });
-    each_part((N + MAX_COLUMNS - 1) / MAX_COLUMNS, threads, [&](int64_t begin, int64_t end) {
+    each_part(ceil_div(N, MAX_COLUMNS), threads, [&](int64_t begin, int64_t end) {
       const int64_t n = begin * MAX_COLUMNS, stop = std::min(N, end * MAX_COLUMNS);
       compute_weight_gradient(operands.get(), active, n, stop - n, weight_sum, first > 0);
     });
@@ -140,8 +140,8 @@ void normalise_output_backward(const float* x, const float* grad, int64_t batch,
                                const Affine& norm, int64_t threads, float* grad_x, float* grad_weight,
                                float* grad_bias) {
   constexpr int64_t STRIP = 64;  // tokens
-  const int64_t strips = (area + STRIP - 1) / STRIP;
-  const int64_t workers = std::min(threads, batch * strips), each = (batch * strips + workers - 1) / workers;
+  const int64_t strips = ceil_div(area, STRIP);
+  const int64_t workers = std::min(threads, batch * strips), each = ceil_div(batch * strips, workers);
   const WorkerVectors sums(workers, 2 * channels);
   each_task(workers, threads, [&](int64_t worker) {
     float* grad_tokens = nullptr;

@@ -112,8 +112,8 @@ template <int vectors, bool whole, class T, class C>
 void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, const C& c, int64_t last) {
   constexpr int max_rows = rows_in_registers(vectors);
   int64_t m = 0;
-  for (int64_t parts = (M + max_rows - 1) / max_rows; parts > 0; parts--) {
-    const int64_t rows = (M - m + parts - 1) / parts;
+  for (int64_t parts = ceil_div(M, max_rows); parts > 0; parts--) {
+    const int64_t rows = ceil_div(M - m, parts);
     multiply_rows<max_rows, vectors, whole>(rows, K, a + m * lda, lda, b, ldb, c.at(m, 0), last);
     m += rows;
   }
@@ -130,7 +130,7 @@ void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t l
       multiply_strip<vectors.value, false>(M, K, a, lda, from, ldb, c.at(0, n), last);
   };
   for (int64_t n = 0; n < N;) {
-    const int64_t columns = strip_width(N - n), vectors = (columns + LANES - 1) / LANES;
+    const int64_t columns = strip_width(N - n), vectors = ceil_div(columns, LANES);
     const int64_t last = columns - (vectors - 1) * LANES;
     if (vectors == 3) strip(std::integral_constant<int, 3>(), n, last);
     if (vectors == 2) strip(std::integral_constant<int, 2>(), n, last);
@@ -240,7 +240,7 @@ int32_t put_output(const float* weight, int64_t K, float to_whole, int8* to, int
 void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int64_t threads, void* packed) {
   const int64_t width = panel_width(N, unit), padded_K = round_up(K, QUANTISED_STEP);
   const QuantisedWeight quantised(packed, N, K);
-  each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
+  each_part(ceil_div(N, width), threads, [&](int64_t begin, int64_t end) {
     const Timed timed(Work::WEIGHTS, N * K * (end - begin) * width / N);
     for (int64_t first = begin * width; first < std::min(N, end * width); first += width)
       over_strips(std::min(width, N - first), [&](int64_t s, int64_t strip) {

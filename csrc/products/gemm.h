@@ -29,7 +29,7 @@ inline int64_t panel_width(int64_t N, int64_t unit) {
 // Columns of the next pass of `gemm`. Four vectors are split into two and two, for more products per load than three
 // and one.
 inline int64_t strip_width(int64_t columns) {
-  return std::min(columns, (columns + LANES - 1) / LANES == 4 ? 2 * LANES : STRIP);
+  return std::min(columns, ceil_div(columns, LANES) == 4 ? 2 * LANES : STRIP);
 }
 
 // W (N, K) in panels of `panel_width` columns. In bf16, pairs of K lie side by side (VNNI), and K is made even. With
@@ -93,7 +93,7 @@ template <class T>
 void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads, T* panels) {
   constexpr int64_t STEP = 32;  // rows at a time
   const int64_t width = panel_width(N, unit), padded_K = Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
-  each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
+  each_part(ceil_div(N, width), threads, [&](int64_t begin, int64_t end) {
     const Timed timed(Work::WEIGHTS, N * K * (end - begin) * width / N);
     float block[STEP * MAX_COLUMNS];
     for (int64_t n = begin * width; n < std::min(N, end * width); n += width) {
@@ -146,7 +146,7 @@ class Bf16Pieces {
       for (int i = 0; i < 4; i++) {
         Linear<float>& w = linears[i];
         if (!w.in_tiles()) continue;
-        each_part((w.N + w.width - 1) / w.width, threads, [&](int64_t begin, int64_t end) {
+        each_part(ceil_div(w.N, w.width), threads, [&](int64_t begin, int64_t end) {
           for (int64_t n = begin * w.width; n < std::min(w.N, end * w.width); n += w.width) {
             const int64_t columns = std::min(w.width, w.N - n);
             for (int64_t k = 0; k < w.K; k += MAX_TERMS)
@@ -225,8 +225,8 @@ template <class T, class F>
 void product_in_bytes(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
                       const F& epilogue) {
   [[maybe_unused]] const TilesInUse tiles;
-  const int64_t K = round_up(w.K, QUANTISED_STEP), chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
-  const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
+  const int64_t K = round_up(w.K, QUANTISED_STEP), chunks = ceil_div(M, MAX_ROWS);
+  const int64_t step = round_up(ceil_div(M, std::max<int64_t>(chunks, 1)), ROW_STEP);
   for (int64_t m = 0; m < M; m += step) {
     const int64_t rows = std::min(step, M - m);
     {
@@ -251,8 +251,8 @@ void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const Produ
   if (w.quantised.panels) return product_in_bytes(a, lda, M, w, workspace, epilogue);
   if constexpr (HAS_TILES && std::is_same_v<T, float>)
     if (w.in_tiles()) return product_of_pieces(a, lda, M, w, workspace, epilogue);
-  const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
-  const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
+  const int64_t chunks = ceil_div(M, MAX_ROWS);
+  const int64_t step = round_up(ceil_div(M, std::max<int64_t>(chunks, 1)), ROW_STEP);
   const int64_t K = w.padded_K(), terms = IN_PAIRS<T> ? K : MAX_SUM;
   for (int64_t n = 0; n < w.N; n += w.width) {
     const int64_t columns = std::min(w.width, w.N - n);

@@ -17,7 +17,7 @@ constexpr int64_t PIECES = 3;
 constexpr int64_t TILE_ROWS = 16, TILE_TERMS = 32, TILE = TILE_ROWS * TILE_TERMS;
 constexpr int64_t TILED_ROWS = 2 * TILE_ROWS;  // of a product; buffers have multiples
 
-inline int64_t tiles_of(int64_t terms) { return (terms + TILE_TERMS - 1) / TILE_TERMS; }
+inline int64_t tiles_of(int64_t terms) { return ceil_div(terms, TILE_TERMS); }
 
 #if !SWIN_HAS_TILES
 inline void pack_row_pieces(const float*, int64_t, int64_t, int64_t, bf16*) {}
