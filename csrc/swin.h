@@ -137,9 +137,9 @@ typedef struct swin_block_gradients {
   float* cosine_scale;
 } swin_block_gradients;
 
-/* transposed: the packed transposes of the four weights. saved: from swin_block_forward; null: activations are
+/* transposed_weights: packed, of the four weights. saved: from swin_block_forward; null: activations are
  * recomputed. */
-SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const transposed[SWIN_LINEARS],
+SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const transposed_weights[SWIN_LINEARS],
                                      const float* x, const float* grad_y, const void* saved, int64_t groups,
                                      const swin_block_gradients* gradients);
 
@@ -175,9 +175,9 @@ typedef struct swin_images {
 
 /* y: (B, ceil(H / patch_height), ceil(W / patch_width), N). */
 SWIN_API int32_t swin_embed_forward(const swin_images* images, const swin_projection* projection, float* y);
-/* transposed: the packed transpose of the weight; null: no gradient of x. */
+/* transposed_weight: packed; null: no gradient of x. */
 SWIN_API int32_t swin_embed_backward(const swin_images* images, const swin_projection* projection,
-                                     const void* transposed, const float* grad_y,
+                                     const void* transposed_weight, const float* grad_y,
                                      const swin_projection_gradients* gradients);
 
 /* 2 x 2 neighbours of maps (B, H, W, C), zero-padded: top left, top right, bottom left, bottom right. K = 4 C. The norm
@@ -190,8 +190,9 @@ typedef struct swin_maps {
 
 /* y: (B, ceil(H / 2), ceil(W / 2), N). */
 SWIN_API int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* projection, float* y);
-SWIN_API int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection, const void* transposed,
-                                     const float* grad_y, const swin_projection_gradients* gradients);
+SWIN_API int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection,
+                                     const void* transposed_weight, const float* grad_y,
+                                     const swin_projection_gradients* gradients);
 
 /* --- Output norm ----------------------------------------------------------------------------------------------------
  */

@@ -64,21 +64,24 @@ class WorkerSums {
 
 // The position bias with keys first, for the AMX loops. `add_gradient` transposes the gradient back.
 template <class T>
-class TransposedBias {
+class KeysFirstBias {
  public:
-  TransposedBias(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t N)
-      : offsets(offsets), N(N), S(bias_stride(N)), heads(offsets.transposed_bias_size / (N * S)) {
-    memory.allocate([&](Arena& arena) { bias = arena.take<float>(offsets.transposed_bias_size); });
-    std::fill_n(bias, offsets.transposed_bias_size, -std::numeric_limits<float>::infinity());
+  KeysFirstBias(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t N)
+      : offsets(offsets),
+        N(N),
+        S(padded_keys(N)),
+        heads(offsets.keys_first_size / (N * S)) {  // 0 without tiles: nothing is transposed
+    memory.allocate([&](Arena& arena) { bias = arena.take<float>(offsets.keys_first_size); });
+    std::fill_n(bias, offsets.keys_first_size, -std::numeric_limits<float>::infinity());
     for (int64_t at = 0; at < heads * N * S; at += N * S) transpose(w.bias_hNS + at, S, N, N, bias + at, S);
   }
   const float* get() const { return bias; }
 
   void add_gradient(float* vector_sums) const {
-    float *sums = vector_sums + offsets.bias_hNS, *transposed = vector_sums + offsets.transposed_bias;
-    for (int64_t head = 0; head < heads; head++, sums += N * S, transposed += N * S)
+    float *sums = vector_sums + offsets.bias_hNS, *keys_first = vector_sums + offsets.keys_first_bias;
+    for (int64_t head = 0; head < heads; head++, sums += N * S, keys_first += N * S)
       for (int64_t key = 0; key < N; key++)
-        for (int64_t q = 0; q < N; q++) sums[q * S + key] += transposed[key * S + q];
+        for (int64_t q = 0; q < N; q++) sums[q * S + key] += keys_first[key * S + q];
   }
 
  private:
@@ -165,26 +168,24 @@ int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int6
 }
 
 template <class T>
-void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&transposes)[LINEARS], const Windows& windows,
+void run_block_backward(BlockWeights<T>& w, Linear<T> (&backward_linears)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, const SavedGroups& saved,
                         const swin_block_gradients& gradients) {
-  BlockWeights<T> w = weights;  // copies: Bf16Pieces::pack adds pointers to them
-  Linear<T> transposed[] = {transposes[QKV], transposes[PROJ], transposes[FC1], transposes[FC2]};
-  Bf16Pieces pieces, transposed_pieces;
+  Bf16Pieces pieces, backward_pieces;
   if (w.worth_packing_pieces(windows.tokens())) {
     if (!saved.memory) pieces.pack(w.linears, threads);
-    transposed_pieces.pack(transposed, threads);
+    backward_pieces.pack(backward_linears, threads);
   }
   const int64_t num_groups = saved.memory ? saved.num_groups : groups_of_backward<T>(w, windows, threads);
   const int64_t workers = std::min(threads, num_groups);
   const Groups groups = windows.deal(num_groups);
   const bool own_weights = w.num_weights() <= MAX_OWN_WEIGHTS;  // then no thread waits for the others between groups
-  const int64_t N = windows.area(), S = bias_stride(N);
+  const int64_t N = windows.area(), S = padded_keys(N);
   const SumOffsets<T> offsets(w, N, S);
   const WorkerSums<T> sums(w, offsets, workers, own_weights, gradients.linear);
-  const TransposedBias<T> bias(w, offsets, N);
+  const KeysFirstBias<T> bias(w, offsets, N);
   const auto make = [&](int64_t worker) {
-    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, groups, x, grad_y, gradients.x,
+    return std::make_unique<BackwardGroup<T>>(w, backward_linears, windows, groups, x, grad_y, gradients.x,
                                               sums.vectors_of(worker), sums.weights_of(worker), bias.get());
   };
   if (own_weights)
@@ -195,10 +196,10 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&transp
   bias.add_gradient(vector_sums);
   write_gradients(w, offsets, N, S, vector_sums, gradients);
 }
-#define INSTANTIATE(T)                                                                                              \
-  template int64_t groups_of_backward<T>(const BlockSizes&, const Windows&, int64_t);                               \
-  template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&, int64_t, \
-                                      const float*, const float*, const SavedGroups&, const swin_block_gradients&);
+#define INSTANTIATE(T)                                                                                                \
+  template int64_t groups_of_backward<T>(const BlockSizes&, const Windows&, int64_t);                                 \
+  template void run_block_backward<T>(BlockWeights<T>&, Linear<T>(&)[LINEARS], const Windows&, int64_t, const float*, \
+                                      const float*, const SavedGroups&, const swin_block_gradients&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE
 

@@ -13,10 +13,10 @@ namespace swin::SWIN_ISA {
 template <class T>
 int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int64_t threads);
 
-// transposes: of the linear layers of w. saved: activations of the forward pass, in groups of `groups_of_backward`.
-// Without them, they are recomputed.
+// w, backward_linears: the weights and their transposes, for this call alone, which adds their pieces.
+// saved: activations of the forward pass, in groups of `groups_of_backward`. Without them, they are recomputed.
 template <class T>
-void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&transposes)[LINEARS], const Windows& windows,
+void run_block_backward(BlockWeights<T>& w, Linear<T> (&backward_linears)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, const SavedGroups& saved,
                         const swin_block_gradients& gradients);
 

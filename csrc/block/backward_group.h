@@ -11,8 +11,8 @@ namespace swin::SWIN_ISA {
 // Offsets in one array of sums: of all gradients but those of the weights of linear layers.
 template <class T>
 struct SumOffsets {
-  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, transposed_bias, cosine_scale, size;
-  int64_t transposed_bias_size;  // of the position bias with keys first, for AMX
+  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, keys_first_bias, cosine_scale, size;
+  int64_t keys_first_size;  // 0 without AMX
 
   SumOffsets(const BlockWeights<T>& w, int64_t N, int64_t S) {
     size = 0;
@@ -24,8 +24,8 @@ struct SumOffsets {
     for (int64_t i = 0; i < 3; i++) norm_weight[i] = take(w.C), norm_bias[i] = take(w.C);
     for (int64_t i = 0; i < LINEARS; i++) bias[i] = take(w.linear(i).N);
     bias_hNS = take(w.heads * N * S);
-    transposed_bias_size = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
-    transposed_bias = take(transposed_bias_size);
+    keys_first_size = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
+    keys_first_bias = take(keys_first_size);
     cosine_scale = take(w.heads);
   }
 };
@@ -36,16 +36,16 @@ class BackwardGroup : public BlockGroup<T> {
   // sums: the sums of this group's thread, in the layout of `SumOffsets`.
   // weight_sums: the thread's own gradients of the four weights; null: the caller computes the gradients from
   // `operands`.
-  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, const Groups& groups,
-                const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
-                const float* transposed_bias)
-      : BlockGroup<T>(w, windows, groups, x, grad_x, transposed),
-        transposed(transposed),
+  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* backward_linears, const Windows& windows,
+                const Groups& groups, const float* x, const float* grad_y, float* grad_x, float* sums,
+                float* const* weight_sums, const float* keys_first_bias)
+      : BlockGroup<T>(w, windows, groups, x, grad_x, backward_linears),
+        backward_linears(backward_linears),
         grad_y(grad_y),
         sums(sums),
         weight_sums(weight_sums),
         offsets(w, this->N, this->S),
-        transposed_bias(transposed_bias) {
+        keys_first_bias(keys_first_bias) {
     memory.allocate([&](Arena& arena) { lay_out_gradients(arena); });
 #if SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_workspace.clear(N);
@@ -57,13 +57,12 @@ class BackwardGroup : public BlockGroup<T> {
     return sizeof(T) * (7 * C + D + 2 * std::max(3 * C, D)) + sizeof(float) * 2 * C;
   }
 
-  // grad_x first holds the tokens after attention, for the tokens of this group, and at the end their gradient.
   void run(const Group& group, char* saved) {
     if (saved) {
       this->bind_saved(saved);
       this->gather_tokens(group);
       for (int64_t m = 0; m < tokens; m++)
-        std::copy_n(this->after_attention + m * w.C, w.C, this->out + token_of[m] * w.C);
+        std::copy_n(this->after_attention + m * w.C, w.C, tokens_after_attention + token_of[m] * w.C);
     } else {
       this->run_attention(group);
     }
@@ -72,7 +71,8 @@ class BackwardGroup : public BlockGroup<T> {
     first_run = false;
   }
 
-  WeightGradOperands<T> operands[LINEARS];  // written by `run`, unless the thread has its own sums
+  WeightGradOperands<T>
+      operands[LINEARS];  // one for each layer; with sums of its own the thread uses the first for all
 
  private:
   using Base = BlockGroup<T>;
@@ -115,8 +115,8 @@ class BackwardGroup : public BlockGroup<T> {
   }
 
   // grad_branch_input = a W of linear layer i.
-  void multiply_transposed_weight(int64_t i, const T* a) {
-    linear_to(a, w.linear(i).N, tokens, transposed[i], product_workspace, grad_branch_input, w.C);
+  void multiply_backward(int64_t i, const T* a) {
+    linear_to(a, w.linear(i).N, tokens, backward_linears[i], product_workspace, grad_branch_input, w.C);
   }
 
   // Write columns n ... n + columns - 1 of row m of the hidden tokens, and of the slopes of GELU. before(i, lanes)
@@ -137,8 +137,8 @@ class BackwardGroup : public BlockGroup<T> {
     {
       const Timed timed(Work::NORMS, tokens * C);
       for (int64_t m = 0; m < tokens; m++) {
-        prefetch_ahead(this->out, m);
-        this->write_branch_input(token(this->out, m), w.norm2, mlp_in + m * C);
+        prefetch_ahead(tokens_after_attention, m);
+        this->write_branch_input(token(tokens_after_attention, m), w.norm2, mlp_in + m * C);
       }
     }
     if (const T* saved = this->before_gelu) {
@@ -170,7 +170,7 @@ class BackwardGroup : public BlockGroup<T> {
 
   // The gradient of the shortcut. V2 may have a norm here, with a recomputed input.
   void shortcut_backward(int64_t m) {
-    const float *from = token(grad_y, m), *before = token(this->out, m), *norm2_input = mlp_out + m * w.C;
+    const float *from = token(grad_y, m), *before = token(tokens_after_attention, m), *norm2_input = mlp_out + m * w.C;
     float* to = grad_shortcut + m * w.C;
     if (!w.has_norm3) return (void)std::copy_n(from, w.C, to);
     layer_norm(norm2_input, w.C, w.norm2, norm3_input);
@@ -205,18 +205,18 @@ class BackwardGroup : public BlockGroup<T> {
       }
     }
     pack_weight_grad_operands(FC2, mlp_hidden, grad_branch_output);
-    linear(grad_branch_output, C, tokens, transposed[FC2], product_workspace,
+    linear(grad_branch_output, C, tokens, backward_linears[FC2], product_workspace,
            [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
              T* to = grad_wide + m * D + n;
              over_columns(columns,
                           [=](int64_t i, int64_t lanes) { store(to + i, load(to + i, lanes) * row(i, lanes), lanes); });
            });
     pack_weight_grad_operands(FC1, mlp_in, grad_wide);
-    multiply_transposed_weight(FC1, grad_wide);
+    multiply_backward(FC1, grad_wide);
     const Timed timed(Work::NORMS, tokens * C);
     for (int64_t m = 0; m < tokens; m++) {
-      prefetch_ahead(this->out, m);
-      add_branch_input_grad(m, token(this->out, m), w.norm2, 1, grad_shortcut + m * C);
+      prefetch_ahead(tokens_after_attention, m);
+      add_branch_input_grad(m, token(tokens_after_attention, m), w.norm2, 1, grad_shortcut + m * C);
     }
   }
 
@@ -225,7 +225,7 @@ class BackwardGroup : public BlockGroup<T> {
     for (int64_t m = 0; m < tokens; m++) write_branch_output_grad(0, m, this->attention_branch, w.norm1);
     pack_weight_grad_operands(PROJ, this->attended, grad_branch_output);
     if (tokens < places) std::memset(static_cast<void*>(grad_attended), 0, max_rows * C * sizeof(T));
-    linear(grad_branch_output, C, tokens, transposed[PROJ], product_workspace,
+    linear(grad_branch_output, C, tokens, backward_linears[PROJ], product_workspace,
            [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
              for (int64_t from = 0; from < columns; from += d) {
                T* to = grad_attended + (n + from) / d * per_head + this->place_of[m] * d;
@@ -237,12 +237,12 @@ class BackwardGroup : public BlockGroup<T> {
       for (int64_t head = 0; head < w.heads; head++) head_backward(head, at, mask);
     }
     pack_weight_grad_operands(QKV, this->normed, grad_wide);
-    multiply_transposed_weight(QKV, grad_wide);
+    multiply_backward(QKV, grad_wide);
     const Timed timed(Work::NORMS, tokens * C);
     for (int64_t m = 0; m < tokens; m++) {
       prefetch_ahead(this->x, m);
-      prefetch_ahead(this->out, m);
-      add_branch_input_grad(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+      prefetch_ahead(grad_x, m);
+      add_branch_input_grad(m, token(this->x, m), w.norm1, 0, grad_x + token_of[m] * C);
     }
   }
 
@@ -268,20 +268,22 @@ class BackwardGroup : public BlockGroup<T> {
 #if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
       if (this->heads_in_tiles &&
-          attend_backward_in_tiles(N, rows(0), rows(1), rows(2), grad_out, w.scale, transposed_bias + square, mask,
-                                   sums + offsets.transposed_bias + square, tile_backward_workspace, put))
+          attend_backward_in_tiles(N, rows(0), rows(1), rows(2), grad_out, w.scale, keys_first_bias + square, mask,
+                                   sums + offsets.keys_first_bias + square, tile_backward_workspace, put))
         return;
 #endif
     attend_backward(N, d, rows(0), rows(1), rows(2), grad_out, w.scale, w.bias_hNS + square, mask,
                     sums + offsets.bias_hNS + square, this->attention_workspace, attention_backward_workspace, put);
   }
 
-  const Linear<T>* transposed;
+  const Linear<T>* backward_linears;
   const float* grad_y;
+  // The same memory: the last loop replaces a token by its gradient.
+  float *const tokens_after_attention = this->out, *const grad_x = this->out;
   float *sums, *const *weight_sums;
   bool first_run = true;
   const SumOffsets<T> offsets;
-  const float* transposed_bias;  // (h, N, S): w.bias_hNS with keys first, for heads in tiles
+  const float* keys_first_bias;  // (h, N, S): w.bias_hNS with keys first, for heads in tiles
   AttentionBackwardWorkspace<T> attention_backward_workspace;
 #if SWIN_HAS_TILES
   HeadTileBackwardWorkspace tile_backward_workspace;

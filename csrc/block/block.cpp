@@ -25,9 +25,8 @@ int64_t saved_bytes(const BlockSizes& sizes, const Windows& windows, int64_t num
 }
 
 template <class T>
-void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t threads, const float* x, float* out,
+void run_block(BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
                const SavedGroups& saved) {
-  BlockWeights<T> w = weights;
   Bf16Pieces pieces;
   if (w.worth_packing_pieces(windows.tokens())) pieces.pack(w.linears, threads);
   const int64_t num_groups =
@@ -43,7 +42,7 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
 }
 #define INSTANTIATE(T)                                                         \
   template int64_t saved_bytes<T>(const BlockSizes&, const Windows&, int64_t); \
-  template void run_block<T>(const BlockWeights<T>&, const Windows&, int64_t, const float*, float*, const SavedGroups&);
+  template void run_block<T>(BlockWeights<T>&, const Windows&, int64_t, const float*, float*, const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE
 

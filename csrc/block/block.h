@@ -1,7 +1,7 @@
 // One Swin block, V1 or V2, over a batch of maps.
 //
 // Layout: B batch, H W height and width of a map, C channels, D hidden channels of the MLP, h heads, N places of a
-// window, S = N rounded up to whole vectors.
+// window, S = `padded_keys(N)`.
 #pragma once
 
 #include "block/windows.h"
@@ -38,9 +38,9 @@ struct BlockWeights : BlockSizes {
 template <class T>
 int64_t saved_bytes(const BlockSizes& sizes, const Windows& windows, int64_t num_groups);
 
-// `out` may be `x`: (B, H, W, C).
+// w: for this call alone, which adds the pieces of the weights. `out` may be `x`: (B, H, W, C).
 template <class T>
-void run_block(const BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
+void run_block(BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
                const SavedGroups& saved);
 
 }  // namespace swin::SWIN_ISA

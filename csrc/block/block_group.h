@@ -51,19 +51,19 @@ struct SavedActivations {
 template <class T>
 class BlockGroup {
  public:
-  // transposed: the linear layers of a backward pass, besides the layers of `w`.
+  // backward_linears: of a backward pass, which uses them beside the layers of `w`.
   BlockGroup(const BlockWeights<T>& w, const Windows& windows, const Groups& groups, const float* x, float* out,
-             const Linear<T>* transposed = nullptr)
+             const Linear<T>* backward_linears = nullptr)
       : w(w),
         windows(windows),
         N(windows.area()),
-        S(bias_stride(N)),
+        S(padded_keys(N)),
         d(w.C / w.heads),
         x(x),
         out(out),
         capacity(groups, N),
         max_rows(capacity.places) {
-    memory.allocate([&](Arena& arena) { lay_out(transposed ? transposed : w.linears, arena); });
+    memory.allocate([&](Arena& arena) { lay_out(backward_linears ? backward_linears : w.linears, arena); });
 #if SWIN_HAS_TILES
     if (heads_in_tiles) tile_workspace.clear(N);
 #endif
@@ -225,10 +225,10 @@ class BlockGroup {
         return;
 #endif
     attend(N, d, q, q + qkv_stride, q + 2 * qkv_stride, w.scale, bias, mask, attention_workspace,
-           [&](int64_t place, const float* o, float inverse) {
+           [&](int64_t place, const float* o, float inverse_sum) {
              T* to = row_in_attended(place);
              if (!to) return;
-             const Vec factor(inverse);
+             const Vec factor(inverse_sum);
              over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(o + i, lanes) * factor, lanes); });
            });
   }

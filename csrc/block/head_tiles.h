@@ -1,7 +1,7 @@
 // Attention of heads of 32 channels by AMX, for bf16. A tile is 16 rows of 64 bytes: 16 places of a head, or 16 pairs
 // of channels or places. Operands are packed as whole tiles here, unlike those of gemm.cpp.
 //
-// Layout: N places of a window, S = N rounded up to whole vectors, K = N rounded up to 32.
+// Layout: as in attention.h; P = N rounded up to 32.
 #pragma once
 
 #include "block/attention.h"
@@ -15,15 +15,15 @@ bool has_head_tiles(int64_t d) {
 
 #if SWIN_HAS_TILES
 // Gradients are computed from all logits of a window, a forward pass from 16 queries at a time.
-inline int64_t padded_places(int64_t N) { return round_up(N, 32); }  // K
+inline int64_t padded_places(int64_t N) { return round_up(N, 32); }  // P
 
-// Pack rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, K). Places from N on are not
+// Pack rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, P). Places from N on are not
 // written.
 inline void transpose_head(const bf16* rows, int64_t N, bf16* to) {
   transpose_pairs(rows, TILE_TERMS, N, TILE_TERMS / 2, to, 2 * padded_places(N));
 }
 
-// Pack rows (N, 32) as the B operand of a sum over places: (K / 32, 2, 16 pairs of places, 16 channels).
+// Pack rows (N, 32) as the B operand of a sum over places: (P / 32, 2, 16 pairs of places, 16 channels).
 inline void interleave_head(const bf16* rows, int64_t N, bf16* to) {
   for (int64_t n = 0; n < N; n += 2) {
     const __m512i even = _mm512_load_si512(rows + n * TILE_TERMS);
@@ -35,31 +35,31 @@ inline void interleave_head(const bf16* rows, int64_t N, bf16* to) {
   }
 }
 
-// c (16, K) = a b, for 16 rows of a head and b by `transpose_head`.
-inline void multiply_channels(const bf16* a, const bf16* b, int64_t K, float* c) {
+// c (16, P) = a b, for 16 rows of a head and b by `transpose_head`.
+inline void multiply_channels(const bf16* a, const bf16* b, int64_t P, float* c) {
   TILE_LOAD(4, a, 64);
-  for (int64_t k = 0; k < K; k += 32) {
+  for (int64_t k = 0; k < P; k += 32) {
     _tile_zero(0);
     _tile_zero(1);
-    TILE_LOAD(5, b + 2 * k, 4 * K);
-    TILE_LOAD(6, b + 2 * k + 32, 4 * K);
+    TILE_LOAD(5, b + 2 * k, 4 * P);
+    TILE_LOAD(6, b + 2 * k + 32, 4 * P);
     _tile_dpbf16ps(0, 4, 5);
     _tile_dpbf16ps(1, 4, 6);
-    _tile_stored(0, c + k, 4 * K);
-    _tile_stored(1, c + k + 16, 4 * K);
+    _tile_stored(0, c + k, 4 * P);
+    _tile_stored(1, c + k + 16, 4 * P);
   }
 }
 
 constexpr int64_t OUT_STRIDE = 48;
-// out (16, 48) = a (16, K) b, with b packed by `interleave_head`. With `ones`, the last 16 columns are the sums of the
+// out (16, 48) = a (16, P) b, with b packed by `interleave_head`. With `ones`, the last 16 columns are the sums of the
 // rows of a.
-inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16* ones, float* out) {
+inline void multiply_places(const bf16* a, int64_t P, const bf16* b, const bf16* ones, float* out) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   if (ones) TILE_LOAD(7, ones, 64);
-  for (int64_t k = 0; k < K; k += 32, b += 2 * TILE) {
-    TILE_LOAD(4, a + k, 2 * K);
+  for (int64_t k = 0; k < P; k += 32, b += 2 * TILE) {
+    TILE_LOAD(4, a + k, 2 * P);
     TILE_LOAD(5, b, 64);
     TILE_LOAD(6, b + TILE, 64);
     _tile_dpbf16ps(0, 4, 5);
@@ -71,33 +71,33 @@ inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16*
   if (ones) _tile_stored(2, out + 32, 4 * OUT_STRIDE);
 }
 
-// Softmax is computed without the maximum here. The result is accurate if the sum of weights is within these limits.
+// Softmax is computed without the maximum here. The result is accurate if the sum of probs is within these limits.
 inline __mmask16 in_range(Vec sum) {
   return _mm512_cmp_ps_mask(sum, Vec(1e-30f), _CMP_GT_OQ) & _mm512_cmp_ps_mask(sum, Vec(1e30f), _CMP_LT_OQ);
 }
 
 struct HeadTileWorkspace {
   bf16 *keys, *values, *ones;  // `ones`: a tile
-  float* logits;               // (16, K)
-  bf16* weights;               // (16, K), not yet divided by their sum
+  float* logits;               // (16, P)
+  bf16* probs;                 // (16, P), not yet divided by their sum
   float* out;                  // (16, OUT_STRIDE)
 
   HeadTileWorkspace() = default;
   HeadTileWorkspace(int64_t N, Arena& arena) {
-    const int64_t K = padded_places(N);
-    keys = arena.take<bf16>(K * TILE_TERMS);
-    values = arena.take<bf16>(K * TILE_TERMS);
+    const int64_t P = padded_places(N);
+    keys = arena.take<bf16>(P * TILE_TERMS);
+    values = arena.take<bf16>(P * TILE_TERMS);
     ones = arena.take<bf16>(TILE);
-    logits = arena.take<float>(TILE_ROWS * K);
-    weights = arena.take<bf16>(TILE_ROWS * K);
+    logits = arena.take<float>(TILE_ROWS * P);
+    probs = arena.take<bf16>(TILE_ROWS * P);
     out = arena.take<float>(TILE_ROWS * OUT_STRIDE);
   }
   // Call before the first use. Places from N on are never written afterwards, and stay zero.
   void clear(int64_t N) const {
-    const int64_t K = padded_places(N);
-    std::memset(keys, 0, K * TILE_TERMS * sizeof(bf16));
-    std::memset(values, 0, K * TILE_TERMS * sizeof(bf16));
-    std::memset(weights, 0, TILE_ROWS * K * sizeof(bf16));
+    const int64_t P = padded_places(N);
+    std::memset(keys, 0, P * TILE_TERMS * sizeof(bf16));
+    std::memset(values, 0, P * TILE_TERMS * sizeof(bf16));
+    std::memset(probs, 0, TILE_ROWS * P * sizeof(bf16));
     std::fill_n(ones, TILE, bf16{0x3f80});
   }
 };
@@ -108,32 +108,32 @@ template <class Put>
 bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, float scale, const float* bias,
                      const float* mask, const HeadTileWorkspace& workspace, const Put& put) {
   const TilesInUse tiles;
-  const int64_t S = bias_stride(N), K = padded_places(N);
+  const int64_t S = padded_keys(N), P = padded_places(N);
   scale *= LOG2E;
   transpose_head(k, N, workspace.keys);
   interleave_head(v, N, workspace.values);
   __mmask16 right = 0xffff;
   for (int64_t n = 0; n < N; n += TILE_ROWS) {
     const int64_t rows = std::min(TILE_ROWS, N - n);
-    multiply_channels(q + n * TILE_TERMS, workspace.keys, K, workspace.logits);
+    multiply_channels(q + n * TILE_TERMS, workspace.keys, P, workspace.logits);
     for (int64_t r = 0; r < rows; r++) {
       const int64_t at = (n + r) * S;
-      const auto weight = [&](int64_t i) {
-        Vec t = fmadd(load(workspace.logits + r * K + i), Vec(scale), load(bias + at + i));
+      const auto prob = [&](int64_t i) {
+        Vec t = fmadd(load(workspace.logits + r * P + i), Vec(scale), load(bias + at + i));
         if (mask) t = t + load(mask + at + i);
         return exp2(t, bf16());
       };
-      bf16* to = workspace.weights + r * K;
+      bf16* to = workspace.probs + r * P;
       int64_t i = 0;
-      for (; i + 32 <= S; i += 32) _mm512_store_si512(to + i, round_pair(weight(i), weight(i + 16)));
-      if (i < S) store(to + i, weight(i));
+      for (; i + 32 <= S; i += 32) _mm512_store_si512(to + i, round_pair(prob(i), prob(i + 16)));
+      if (i < S) store(to + i, prob(i));
     }
-    multiply_places(workspace.weights, K, workspace.values, workspace.ones, workspace.out);
+    multiply_places(workspace.probs, P, workspace.values, workspace.ones, workspace.out);
     for (int64_t r = 0; r < rows; r++) {
       const float* out = workspace.out + OUT_STRIDE * r;
-      const Vec sum = load(out + 32), inverse = _mm512_rcp14_ps(sum);  // bf16 has 8 bits
+      const Vec sum = load(out + 32), inverse_sum = _mm512_rcp14_ps(sum);  // bf16 has 8 bits
       right &= in_range(sum);
-      put(n + r, round_pair(load(out) * inverse, load(out + 16) * inverse));
+      put(n + r, round_pair(load(out) * inverse_sum, load(out + 16) * inverse_sum));
     }
   }
   return right == 0xffff;
@@ -142,28 +142,28 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
 struct HeadTileBackwardWorkspace {
   bf16 *queries, *grad_out;                        // by `transpose_head`
   bf16 *vnni_queries, *vnni_keys, *vnni_grad_out;  // by `interleave_head`
-  float *weights, *grad_weights;                   // (K keys, K queries)
-  float *sums, *deltas;  // (K queries): of weights, later 1 / the sum; of weights times their gradients
-  // (K, K): weights, and the gradients of logits, straight, in pairs of keys and transposed
-  bf16 *weights_bf16, *grad_logits, *vnni_grad_logits, *transposed_grad_logits;
+  float *probs, *grad_probs;                       // (P keys, P queries)
+  float *sums, *deltas;  // (P queries): of probs, later 1 / the sum; of probs times their gradients
+  // (P, P): probs, and the gradients of logits, straight, in pairs of keys and transposed
+  bf16 *probs_bf16, *grad_logits, *vnni_grad_logits, *transposed_grad_logits;
   float* out;
 
   HeadTileBackwardWorkspace() = default;
   HeadTileBackwardWorkspace(int64_t N, Arena& arena) {
-    const int64_t K = padded_places(N);
-    for (bf16** rows : heads().arrays) *rows = arena.take<bf16>(K * TILE_TERMS);
-    for (bf16** square : squares().arrays) *square = arena.take<bf16>(K * K);
-    weights = arena.take<float>(K * K);
-    grad_weights = arena.take<float>(K * K);
-    sums = arena.take<float>(K);
-    deltas = arena.take<float>(K);
+    const int64_t P = padded_places(N);
+    for (bf16** rows : heads().arrays) *rows = arena.take<bf16>(P * TILE_TERMS);
+    for (bf16** square : squares().arrays) *square = arena.take<bf16>(P * P);
+    probs = arena.take<float>(P * P);
+    grad_probs = arena.take<float>(P * P);
+    sums = arena.take<float>(P);
+    deltas = arena.take<float>(P);
     out = arena.take<float>(TILE_ROWS * OUT_STRIDE);
   }
   // Call before the first use.
   void clear(int64_t N) {
-    const int64_t K = padded_places(N);
-    for (bf16** rows : heads().arrays) std::memset(*rows, 0, K * TILE_TERMS * sizeof(bf16));
-    for (bf16** square : squares().arrays) std::memset(*square, 0, K * K * sizeof(bf16));
+    const int64_t P = padded_places(N);
+    for (bf16** rows : heads().arrays) std::memset(*rows, 0, P * TILE_TERMS * sizeof(bf16));
+    for (bf16** square : squares().arrays) std::memset(*square, 0, P * P * sizeof(bf16));
   }
 
  private:
@@ -174,28 +174,28 @@ struct HeadTileBackwardWorkspace {
     bf16** arrays[4];
   };
   Heads heads() { return {{&queries, &grad_out, &vnni_queries, &vnni_keys, &vnni_grad_out}}; }
-  Squares squares() { return {{&weights_bf16, &grad_logits, &vnni_grad_logits, &transposed_grad_logits}}; }
+  Squares squares() { return {{&probs_bf16, &grad_logits, &vnni_grad_logits, &transposed_grad_logits}}; }
 };
 
-// Weights and their gradients, not yet divided by the sum of weights. Matrices are (keys, queries): sums over keys add
-// whole vectors, and two of three products need no transpose. `bias` (N, S) is transposed, too.
-inline void compute_weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias,
-                                     const float* mask, HeadTileBackwardWorkspace workspace) {
-  const int64_t S = bias_stride(N), K = padded_places(N);
-  std::fill_n(workspace.sums, K, 0.f);
-  std::fill_n(workspace.deltas, K, 0.f);
+// Probs and their gradients, not yet divided by the sum of probs. Matrices are (keys, queries): sums over keys add
+// whole vectors, and two of three products need no transpose. `bias` (N, S) has keys first, too.
+inline void compute_probs_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias,
+                                   const float* mask, HeadTileBackwardWorkspace workspace) {
+  const int64_t S = padded_keys(N), P = padded_places(N);
+  std::fill_n(workspace.sums, P, 0.f);
+  std::fill_n(workspace.deltas, P, 0.f);
   for (int64_t n = 0; n < N; n += TILE_ROWS) {
-    multiply_channels(k + n * TILE_TERMS, workspace.queries, K, workspace.weights + n * K);
-    multiply_channels(v + n * TILE_TERMS, workspace.grad_out, K, workspace.grad_weights + n * K);
+    multiply_channels(k + n * TILE_TERMS, workspace.queries, P, workspace.probs + n * P);
+    multiply_channels(v + n * TILE_TERMS, workspace.grad_out, P, workspace.grad_probs + n * P);
     for (int64_t i = 0; i < S; i += LANES) {
       Vec sum = load(workspace.sums + i), delta = load(workspace.deltas + i);
       for (int64_t r = n; r < std::min(N, n + TILE_ROWS); r++) {
-        Vec t = fmadd(load(workspace.weights + r * K + i), Vec(scale), load(bias + r * S + i));
+        Vec t = fmadd(load(workspace.probs + r * P + i), Vec(scale), load(bias + r * S + i));
         if (mask) t = t + load(mask + r * S + i);  // a symmetric matrix
         const Vec e = exp2(t, bf16());
-        store(workspace.weights + r * K + i, e);
+        store(workspace.probs + r * P + i, e);
         sum = sum + e;
-        delta = fmadd(e, load(workspace.grad_weights + r * K + i), delta);
+        delta = fmadd(e, load(workspace.grad_probs + r * P + i), delta);
       }
       store(workspace.sums + i, sum);
       store(workspace.deltas + i, delta);
@@ -203,7 +203,7 @@ inline void compute_weights_in_tiles(int64_t N, const bf16* k, const bf16* v, fl
   }
 }
 
-// The function `attend_backward` with tiles. `bias` and `bias_sum` are transposed. Each head needs memory for 16 rows
+// The function `attend_backward` with tiles. `bias` and `bias_sum` have keys first. Each head needs memory for 16 rows
 // after the last place. `workspace` is a copy: the compiler then keeps its pointers in registers. Returns false, with
 // nothing computed, if the softmax is inaccurate.
 template <class Put>
@@ -211,40 +211,40 @@ bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf1
                               const float* bias, const float* mask, float* bias_sum,
                               HeadTileBackwardWorkspace workspace, const Put& put) {
   const TilesInUse tiles;
-  const int64_t S = bias_stride(N), K = padded_places(N);
+  const int64_t S = padded_keys(N), P = padded_places(N);
   transpose_head(q, N, workspace.queries);
   transpose_head(grad_out, N, workspace.grad_out);
-  compute_weights_in_tiles(N, k, v, scale * LOG2E, bias, mask, workspace);
+  compute_probs_in_tiles(N, k, v, scale * LOG2E, bias, mask, workspace);
   for (int64_t i = 0; i < N; i += LANES) {
     const __mmask16 lanes = i + LANES <= N ? 0xffff : first_lanes(N - i);
-    const Vec sum = load(workspace.sums + i), inverse = _mm512_maskz_div_ps(lanes, Vec(1.f), sum);
+    const Vec sum = load(workspace.sums + i), inverse_sum = _mm512_maskz_div_ps(lanes, Vec(1.f), sum);
     if ((in_range(sum) & lanes) != lanes) return false;
-    store(workspace.sums + i, inverse);
-    store(workspace.deltas + i, load(workspace.deltas + i) * inverse);
+    store(workspace.sums + i, inverse_sum);
+    store(workspace.deltas + i, load(workspace.deltas + i) * inverse_sum);
   }
   interleave_head(q, N, workspace.vnni_queries);
   interleave_head(k, N, workspace.vnni_keys);
   interleave_head(grad_out, N, workspace.vnni_grad_out);
   for (int64_t n = 0; n < N; n += 2)
     for (int64_t i = 0; i < S; i += LANES) {
-      const Vec inverse = load(workspace.sums + i), delta = load(workspace.deltas + i);
+      const Vec inverse_sum = load(workspace.sums + i), delta = load(workspace.deltas + i);
       const auto grad_logits = [&](int64_t r) {
-        const Vec p = load(workspace.weights + r * K + i) * inverse;
-        const Vec g = p * (load(workspace.grad_weights + r * K + i) - delta);
-        store(workspace.weights_bf16 + r * K + i, p);
-        store(workspace.grad_logits + r * K + i, g);
+        const Vec p = load(workspace.probs + r * P + i) * inverse_sum;
+        const Vec g = p * (load(workspace.grad_probs + r * P + i) - delta);
+        store(workspace.probs_bf16 + r * P + i, p);
+        store(workspace.grad_logits + r * P + i, g);
         store(bias_sum + r * S + i, load(bias_sum + r * S + i) + g);
         return g;
       };
       const Vec even = grad_logits(n), odd = n + 1 < N ? grad_logits(n + 1) : Vec(0.f);
       const __m512i rounded = round_pair(even, odd);
       const __m512i upper = _mm512_shuffle_i64x2(rounded, rounded, 0xee);
-      _mm512_store_si512(workspace.vnni_grad_logits + n * K + 2 * i, interleave(rounded, upper).first);
+      _mm512_store_si512(workspace.vnni_grad_logits + n * P + 2 * i, interleave(rounded, upper).first);
     }
-  transpose_pairs(workspace.vnni_grad_logits, 2 * K, (N + 1) / 2, N, workspace.transposed_grad_logits, K);
+  transpose_pairs(workspace.vnni_grad_logits, 2 * P, (N + 1) / 2, N, workspace.transposed_grad_logits, P);
   const auto multiply = [&](const bf16* a, const bf16* b, int64_t which, float factor) {
     for (int64_t n = 0; n < N; n += TILE_ROWS) {
-      multiply_places(a + n * K, K, b, nullptr, workspace.out);
+      multiply_places(a + n * P, P, b, nullptr, workspace.out);
       for (int64_t r = 0; r < std::min(TILE_ROWS, N - n); r++) {
         float* row = workspace.out + OUT_STRIDE * r;
         for (int64_t i = 0; i < TILE_TERMS; i += LANES) store(row + i, load(row + i) * Vec(factor));
@@ -254,7 +254,7 @@ bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf1
   };
   multiply(workspace.transposed_grad_logits, workspace.vnni_keys, 0, scale);
   multiply(workspace.grad_logits, workspace.vnni_queries, 1, scale);
-  multiply(workspace.weights_bf16, workspace.vnni_grad_out, 2, 1.f);
+  multiply(workspace.probs_bf16, workspace.vnni_grad_out, 2, 1.f);
   return true;
 }
 

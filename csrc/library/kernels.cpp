@@ -97,7 +97,7 @@ class Block {
           b.scale} {
     const int64_t N = windows.area();
     float* padded = nullptr;
-    memory.allocate([&](Arena& arena) { padded = arena.take<float>(b.heads * N * bias_stride(N)); });
+    memory.allocate([&](Arena& arena) { padded = arena.take<float>(b.heads * N * padded_keys(N)); });
     pad_bias(b.position_bias, b.heads * N, N, padded);
     w.bias_hNS = padded;
   }
@@ -127,25 +127,26 @@ void block_saved_size(const swin_block& block, const Windows& windows, int64_t& 
 void block_forward(const swin_block& block, const Windows& windows, const float* x, float* y,
                    const SavedGroups& saved) {
   dispatch(block.dtype, [&](auto type) {
-    const Block<decltype(type)> made(block, windows);
+    Block<decltype(type)> made(block, windows);
     if (saved.memory) request_large_pages(saved.memory, saved.num_groups * saved.bytes);
     run_block(made.w, windows, block.threads, x, y, saved);
   });
 }
 
-void block_backward(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
-                    const float* grad_y, const SavedGroups& saved, const swin_block_gradients& gradients) {
+void block_backward(const swin_block& block, const Windows& windows, const void* const* transposed_weights,
+                    const float* x, const float* grad_y, const SavedGroups& saved,
+                    const swin_block_gradients& gradients) {
   dispatch(block.dtype, [&](auto type) {
     using T = decltype(type);
-    const Block<T> made(block, windows);
-    const auto transposed_layer = [&](int64_t i) {
+    Block<T> made(block, windows);
+    const auto backward_linear = [&](int64_t i) {
       const Linear<T>& layer = made.w.linear(i);
-      return linear_layer<T>(block.dtype, transposed[i], nullptr, layer.K, layer.N,
+      return linear_layer<T>(block.dtype, transposed_weights[i], nullptr, layer.K, layer.N,
                              i == PROJ ? made.w.C / made.w.heads : 1);
     };
-    run_block_backward<T>(made.w,
-                          {transposed_layer(QKV), transposed_layer(PROJ), transposed_layer(FC1), transposed_layer(FC2)},
-                          windows, block.threads, x, grad_y, saved, gradients);
+    Linear<T> backward_linears[] = {backward_linear(QKV), backward_linear(PROJ), backward_linear(FC1),
+                                    backward_linear(FC2)};
+    run_block_backward(made.w, backward_linears, windows, block.threads, x, grad_y, saved, gradients);
   });
 }
 
@@ -180,20 +181,20 @@ void embed_forward(const swin_images& images, const swin_projection& projection,
   with_projection(projection, inputs_of(images), true,
                   [&](const auto& p) { project(patches_of(images), p, projection.threads, y); });
 }
-void embed_backward(const swin_images& images, const swin_projection& projection, const void* transposed,
+void embed_backward(const swin_images& images, const swin_projection& projection, const void* transposed_weight,
                     const float* grad_y, const swin_projection_gradients& gradients) {
   with_projection(projection, inputs_of(images), true, [&](const auto& p) {
-    project_backward(patches_of(images), p, transposed, projection.threads, grad_y, gradients);
+    project_backward(patches_of(images), p, transposed_weight, projection.threads, grad_y, gradients);
   });
 }
 void merge_forward(const swin_maps& maps, const swin_projection& projection, float* y) {
   with_projection(projection, inputs_of(maps), maps.norm_after,
                   [&](const auto& p) { project(neighbours_of(maps), p, projection.threads, y); });
 }
-void merge_backward(const swin_maps& maps, const swin_projection& projection, const void* transposed,
+void merge_backward(const swin_maps& maps, const swin_projection& projection, const void* transposed_weight,
                     const float* grad_y, const swin_projection_gradients& gradients) {
   with_projection(projection, inputs_of(maps), maps.norm_after, [&](const auto& p) {
-    project_backward(neighbours_of(maps), p, transposed, projection.threads, grad_y, gradients);
+    project_backward(neighbours_of(maps), p, transposed_weight, projection.threads, grad_y, gradients);
   });
 }
 

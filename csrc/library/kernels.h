@@ -19,14 +19,15 @@ struct Kernels {
   void (*block_saved_size)(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes);
   void (*block_forward)(const swin_block& block, const Windows& windows, const float* x, float* y,
                         const SavedGroups& saved);
-  void (*block_backward)(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
-                         const float* grad_y, const SavedGroups& saved, const swin_block_gradients& gradients);
+  void (*block_backward)(const swin_block& block, const Windows& windows, const void* const* transposed_weights,
+                         const float* x, const float* grad_y, const SavedGroups& saved,
+                         const swin_block_gradients& gradients);
 
   void (*embed_forward)(const swin_images& images, const swin_projection& projection, float* y);
-  void (*embed_backward)(const swin_images& images, const swin_projection& projection, const void* transposed,
+  void (*embed_backward)(const swin_images& images, const swin_projection& projection, const void* transposed_weight,
                          const float* grad_y, const swin_projection_gradients& gradients);
   void (*merge_forward)(const swin_maps& maps, const swin_projection& projection, float* y);
-  void (*merge_backward)(const swin_maps& maps, const swin_projection& projection, const void* transposed,
+  void (*merge_backward)(const swin_maps& maps, const swin_projection& projection, const void* transposed_weight,
                          const float* grad_y, const swin_projection_gradients& gradients);
 
   void (*output_norm_forward)(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,

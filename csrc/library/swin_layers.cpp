@@ -166,14 +166,14 @@ int32_t swin_block_forward(const swin_block* block, const float* x, float* y, vo
   });
 }
 
-int32_t swin_block_backward(const swin_block* block, const void* const transposed[SWIN_LINEARS], const float* x,
+int32_t swin_block_backward(const swin_block* block, const void* const transposed_weights[SWIN_LINEARS], const float* x,
                             const float* grad_y, const void* saved, int64_t groups,
                             const swin_block_gradients* gradients) {
   return catch_errors([&] {
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
     check_not_int8("the dtype of gradients", block->dtype);
-    require_pointer("transposed", transposed), require_pointer("gradients", gradients);
+    require_pointer("transposed_weights", transposed_weights), require_pointer("gradients", gradients);
     const swin_block& b = *block;
     const swin_block_gradients& to = *gradients;
     const int64_t numbers = numbers_of(b), N = b.window_height * b.window_width;
@@ -182,7 +182,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     arrays.write("x's gradient", to.x, numbers);
     for (int i = 0; i < SWIN_LINEARS; i++) {
       const int64_t size = outputs_of(b, i) * inputs_of(b, i);
-      arrays.read(TRANSPOSED_NAMES[i], transposed[i],
+      arrays.read(TRANSPOSED_NAMES[i], transposed_weights[i],
                   packed_numbers(kernels, b.dtype, inputs_of(b, i), outputs_of(b, i)));
       arrays.write("a weight's gradient", to.linear[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
@@ -195,7 +195,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     const SavedGroups saved_groups = check_saved(kernels, b, windows, numbers ? saved : nullptr, groups, false, arrays);
     arrays.check_overlaps();
     if (!numbers) return arrays.write_zeros();
-    kernels.block_backward(b, windows, transposed, x, grad_y, saved_groups, to);
+    kernels.block_backward(b, windows, transposed_weights, x, grad_y, saved_groups, to);
   });
 }
 
@@ -219,14 +219,14 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
 }
 
 void check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K, bool norm_after,
-                                const void* transposed, const float* grad_y, int64_t tokens, int64_t inputs,
+                                const void* transposed_weight, const float* grad_y, int64_t tokens, int64_t inputs,
                                 const swin_projection_gradients* gradients, Arrays& arrays) {
   require_pointer("gradients", gradients);
   check_not_int8("the dtype of gradients", p.dtype);
   if (p.outputs % 2)
     fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
-  if (transposed) {
-    arrays.read("the transposed weight", transposed, packed_numbers(kernels, p.dtype, K, p.outputs));
+  if (transposed_weight) {
+    arrays.read("the transposed weight", transposed_weight, packed_numbers(kernels, p.dtype, K, p.outputs));
     arrays.write("x's gradient", gradients->x, inputs);
   }
   arrays.read("grad_y", grad_y, tokens * p.outputs);
@@ -274,7 +274,7 @@ int32_t swin_embed_forward(const swin_images* images, const swin_projection* pro
   });
 }
 
-int32_t swin_embed_backward(const swin_images* images, const swin_projection* projection, const void* transposed,
+int32_t swin_embed_backward(const swin_images* images, const swin_projection* projection, const void* transposed_weight,
                             const float* grad_y, const swin_projection_gradients* gradients) {
   return catch_errors([&] {
     Arrays arrays;
@@ -283,9 +283,10 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers =
         require_product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
-    check_projection_gradients(kernels, *projection, K, true, transposed, grad_y, tokens, numbers, gradients, arrays);
+    check_projection_gradients(kernels, *projection, K, true, transposed_weight, grad_y, tokens, numbers, gradients,
+                               arrays);
     if (!tokens) return arrays.write_zeros();
-    kernels.embed_backward(*images, *projection, transposed, grad_y, *gradients);
+    kernels.embed_backward(*images, *projection, transposed_weight, grad_y, *gradients);
   });
 }
 
@@ -315,7 +316,7 @@ int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* project
   });
 }
 
-int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection, const void* transposed,
+int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection, const void* transposed_weight,
                             const float* grad_y, const swin_projection_gradients* gradients) {
   return catch_errors([&] {
     Arrays arrays;
@@ -323,10 +324,10 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
     const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     const int64_t numbers = maps->batch * maps->height * maps->width * maps->channels;
-    check_projection_gradients(kernels, *projection, K, maps->norm_after, transposed, grad_y, tokens, numbers,
+    check_projection_gradients(kernels, *projection, K, maps->norm_after, transposed_weight, grad_y, tokens, numbers,
                                gradients, arrays);
     if (!tokens) return arrays.write_zeros();
-    kernels.merge_backward(*maps, *projection, transposed, grad_y, *gradients);
+    kernels.merge_backward(*maps, *projection, transposed_weight, grad_y, *gradients);
   });
 }
 

@@ -75,9 +75,9 @@ void read_row(const Source& source, const Projection<T>& p, int64_t token, float
 template <class T, class Source>
 void project(const Source& source, const Projection<T>& p, int64_t threads, float* out);
 
-// transposed: W^T of the linear layer, packed; null: no gradient of images or the map. grad: of tokens; N is even.
+// transposed_weight: packed; null: no gradient of images or the map. grad: of tokens; N is even.
 template <class T, class Source>
-void project_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
+void project_backward(const Source& source, const Projection<T>& p, const void* transposed_weight, int64_t threads,
                       const float* grad, const swin_projection_gradients& gradients);
 
 #define SWIN_FOR_EACH_PROJECTION(instantiate, T) instantiate(T, Patches) instantiate(T, Neighbours)

@@ -33,16 +33,16 @@ template <class T, class Source>
 class ProjectionGroup {
  public:
   // max_tokens: the largest number of tokens, a multiple of TILE_TERMS. sums: of this thread.
-  ProjectionGroup(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
+  ProjectionGroup(const Source& source, const Projection<T>& p, const Linear<T>* backward_linear, const float* grad,
                   float* grad_source, int64_t max_tokens, const ProjectionSums& sums)
-      : source(source), p(p), transposed(transposed), grad(grad), grad_source(grad_source), sums(sums) {
+      : source(source), p(p), backward_linear(backward_linear), grad(grad), grad_source(grad_source), sums(sums) {
     memory.allocate([&](Arena& arena) {
       raw = arena.take<float>(K);
       rows = arena.take<T>(max_tokens * K);
       outputs = arena.take<float>(p.after ? max_tokens * N : 0);
       grad_outputs = arena.take<T>(max_tokens * N);
-      grad_rows = arena.take<float>(transposed ? max_tokens * transposed->N : 0);
-      workspace = {{&p.linear, transposed ? transposed : &p.linear}, arena};
+      grad_rows = arena.take<float>(backward_linear ? max_tokens * backward_linear->N : 0);
+      workspace = {{&p.linear, backward_linear ? backward_linear : &p.linear}, arena};
       operands = {K, N, max_tokens, arena};
     });
     std::fill_n(raw, K, 0.f);
@@ -53,9 +53,9 @@ class ProjectionGroup {
     if (p.after) linear_to(rows, K, count, p.linear, workspace, outputs, N);
     for (int64_t m = 0; m < count; m++) write_output_grad(first + m, outputs + m * N, grad_outputs + m * N);
     operands.pack(K, N, rows, grad_outputs, count, sums.bias);
-    if (!transposed) return;
-    linear_to(grad_outputs, N, count, *transposed, workspace, grad_rows, transposed->N);
-    for (int64_t m = 0; m < count; m++) write_input_grad(first + m, grad_rows + m * transposed->N);
+    if (!backward_linear) return;
+    linear_to(grad_outputs, N, count, *backward_linear, workspace, grad_rows, backward_linear->N);
+    for (int64_t m = 0; m < count; m++) write_input_grad(first + m, grad_rows + m * backward_linear->N);
   }
 
   WeightGradOperands<T> operands;  // written by `run`
@@ -84,7 +84,7 @@ class ProjectionGroup {
 
   const Source& source;
   const Projection<T>& p;
-  const Linear<T>* transposed;
+  const Linear<T>* backward_linear;
   const float* grad;
   float* grad_source;
   const ProjectionSums sums;
@@ -98,11 +98,11 @@ class ProjectionGroup {
 }  // namespace
 
 template <class T, class Source>
-void project_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
+void project_backward(const Source& source, const Projection<T>& p, const void* transposed_weight, int64_t threads,
                       const float* grad, const swin_projection_gradients& gradients) {
   using Group = ProjectionGroup<T, Source>;
   const int64_t tokens = source.tokens(), N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
-  const Linear<T> transposed_linear{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
+  const Linear<T> backward_linear{static_cast<const T*>(transposed_weight), nullptr, K, N, panel_width(K, 1)};
   float* weight_sum = gradients.linear;
   Memory memory;
   if (padded_K != K) memory.allocate([&](Arena& arena) { weight_sum = arena.take<float>(N * padded_K); });
@@ -119,7 +119,7 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
       [[maybe_unused]] const TilesInUse tiles;
       auto& group = groups[worker];
       if (!group)
-        group.emplace(source, p, transposed ? &transposed_linear : nullptr, grad, gradients.x, max_tokens,
+        group.emplace(source, p, transposed_weight ? &backward_linear : nullptr, grad, gradients.x, max_tokens,
                       p.sums(sums[worker]));
       group->run(first + worker * max_tokens, std::min(max_tokens, tokens - first - worker * max_tokens));
       operands[worker] = &group->operands;

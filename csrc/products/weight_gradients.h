@@ -19,18 +19,18 @@ class WeightGradOperands {
 
  public:
   int64_t in, out, rows, tokens;
-  float* transposed;               // (out, rows): the transposed gradient of the output
-  bf16 *vnni, *transposed_pieces;  // with AMX, both in pieces, see tiles.h
-  const float* input;              // (tokens, in)
-  float* strips;                   // (in / STRIP, tokens, STRIP): the input, if it is in strips; the last is narrower
+  float* grad_output_T;               // (out, rows): the gradient of the output, transposed
+  bf16 *vnni, *grad_output_T_pieces;  // with AMX, both in pieces, see tiles.h
+  const float* input;                 // (tokens, in)
+  float* strips;  // (in / STRIP, tokens, STRIP): the input, if it is in strips; the last is narrower
   bool in_tiles, in_strips;
 
   WeightGradOperands() = default;
   WeightGradOperands(int64_t max_in, int64_t max_out, int64_t rows, Arena& arena) : rows(rows) {
     vnni = arena.take<bf16>(HAS_TILES ? PIECES * max_in * rows : 0);
-    transposed_pieces = arena.take<bf16>(HAS_TILES ? PIECES * max_out * rows : 0);
+    grad_output_T_pieces = arena.take<bf16>(HAS_TILES ? PIECES * max_out * rows : 0);
     strips = arena.take<float>(PACKS_STRIPS ? max_in * rows : 0);
-    transposed = arena.take<float>(max_out * rows);
+    grad_output_T = arena.take<float>(max_out * rows);
   }
 
   // a: the input (tokens, K) of the layer, used until `compute_weight_gradient`, with memory for `rows` tokens.
@@ -42,14 +42,14 @@ class WeightGradOperands {
     in_tiles = HAS_TILES && in % TILE_ROWS == 0 && out % TILED_ROWS == 0;
     if (in_tiles) {
       pack_column_pieces(a, in, count, in, vnni);
-      pack_transposed_pieces(grad_output, out, count, out, transposed_pieces);
+      pack_transposed_pieces(grad_output, out, count, out, grad_output_T_pieces);
       return;
     }
     input = a;
     in_strips = PACKS_STRIPS && in >= MIN_IN_STRIPS;
     for (int64_t c = 0; c < in && in_strips; c += STRIP)
       pack_rows(a + c, in, tokens, std::min(STRIP, in - c), strips + c * tokens);
-    transpose(grad_output, out, count, out, transposed, rows);
+    transpose(grad_output, out, count, out, grad_output_T, rows);
   }
 };
 
@@ -63,20 +63,20 @@ void compute_weight_gradient(const WeightGradOperands<T>* const* groups, int64_t
     if (g.in_tiles) {
       [[maybe_unused]] const TilesInUse tiles;
       const int64_t depth = tiles_of(g.tokens), tile_row = depth * PIECES * TILE;
-      multiply_pieces(count, g.in, depth, g.transposed_pieces + n / TILE_ROWS * tile_row, g.vnni, to + n * g.in, g.in,
-                      accumulate);
+      multiply_pieces(count, g.in, depth, g.grad_output_T_pieces + n / TILE_ROWS * tile_row, g.vnni, to + n * g.in,
+                      g.in, accumulate);
       continue;
     }
     for (int64_t c = 0; c < g.in && g.in_strips; c += STRIP) {
       const int64_t columns = std::min(STRIP, g.in - c);
       for (int64_t k = 0; k < g.tokens; k += MAX_SUM)
-        gemm(count, columns, std::min(MAX_SUM, g.tokens - k), g.rows, columns, g.in, g.transposed + n * g.rows + k,
+        gemm(count, columns, std::min(MAX_SUM, g.tokens - k), g.rows, columns, g.in, g.grad_output_T + n * g.rows + k,
              g.strips + c * g.tokens + k * columns, to + n * g.in + c, accumulate || k > 0);
     }
     for (int64_t m = n; m < n + count && !g.in_strips; m += MAX_COLUMNS)
       for (int64_t c = 0; c < g.in; c += MAX_COLUMNS)
         gemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g.in - c), g.tokens, g.rows, g.in, g.in,
-             g.transposed + m * g.rows, g.input + c, to + m * g.in + c, accumulate);
+             g.grad_output_T + m * g.rows, g.input + c, to + m * g.in + c, accumulate);
   }
 }
 
@@ -85,14 +85,14 @@ void compute_weight_gradient(const WeightGradOperands<T>* const* groups, int64_t
 template <>
 class WeightGradOperands<bf16> {
  public:
-  bf16* vnni;        // (in / 16, depth, TILE): the input in pairs of tokens
-  bf16* transposed;  // (out / 16, depth, TILE): the transposed gradient of the output
+  bf16* vnni;           // (in / 16, depth, TILE): the input in pairs of tokens
+  bf16* grad_output_T;  // (out / 16, depth, TILE): the gradient of the output, transposed
   int64_t in, out, depth;
 
   WeightGradOperands() = default;
   WeightGradOperands(int64_t max_in, int64_t max_out, int64_t rows, Arena& arena) {
     vnni = arena.take<bf16>(round_up(max_in, BLOCK) * rows);
-    transposed = arena.take<bf16>(round_up(max_out, BLOCK) * rows);
+    grad_output_T = arena.take<bf16>(round_up(max_out, BLOCK) * rows);
   }
 
   void pack(int64_t K, int64_t N, const bf16* a, const bf16* grad_output, int64_t count, float* bias_sum) {
@@ -103,7 +103,7 @@ class WeightGradOperands<bf16> {
       for (int64_t c = 0; c < in; c += BLOCK)
         interleave_block(a + m * in + c, tokens, std::min(BLOCK, in - c), vnni + block(m, c));
       for (int64_t c = 0; c < out; c += BLOCK)
-        transpose_block(grad_output + m * out + c, tokens, std::min(BLOCK, out - c), transposed + block(m, c),
+        transpose_block(grad_output + m * out + c, tokens, std::min(BLOCK, out - c), grad_output_T + block(m, c),
                         bias_sum + c);
     }
   }
@@ -148,7 +148,7 @@ inline void multiply_block(const OperandGroups& groups, int64_t n, int64_t k, fl
   tiles_2x2<true>(c, ldc, accumulate, [&](const auto& load_a, const auto& load_b, const auto& dot) {
     for (int64_t i = 0; i < groups.count; i++) {
       const WeightGradOperands<bf16>& g = *groups.first[i];
-      const bf16 *a = g.transposed + g.block(0, n), *b = g.vnni + g.block(0, k);
+      const bf16 *a = g.grad_output_T + g.block(0, n), *b = g.vnni + g.block(0, k);
       const int64_t next = g.depth * TILE;
       for (int64_t at = 0; at < next; at += TILE) {
         load_a(a + at, a + next + at);
@@ -168,7 +168,7 @@ inline void multiply_block(const OperandGroups& groups, int64_t n, int64_t k, fl
       sums[i / VECTORS][i % VECTORS] = accumulate ? load(c + (r + i / VECTORS) * ldc + i % VECTORS * LANES) : Vec(0.f);
     for (int64_t i = 0; i < groups.count; i++) {
       const WeightGradOperands<bf16>& g = *groups.first[i];
-      const bf16 *a = g.transposed + g.block(0, n + r) + r % TILE_ROWS * TILE_TERMS, *b = g.vnni + g.block(0, k);
+      const bf16 *a = g.grad_output_T + g.block(0, n + r) + r % TILE_ROWS * TILE_TERMS, *b = g.vnni + g.block(0, k);
       for (int64_t tile = 0; tile < g.depth; tile++, a += TILE, b += TILE)
         for (int64_t p = 0; p < TILE_TERMS; p += 2) {
           PairVec columns[VECTORS];
