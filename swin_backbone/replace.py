@@ -72,13 +72,13 @@ def register_unsupported(forward: Callable[..., Any], backend: str, reason: str)
     register_replacement(forward, backend, lambda *_: reason)
 
 
-def has_plan(module: Any, *args: Any) -> Optional[bool]:
-    """Return whether a call of a module's forward runs a plan; None: the forward is not marked."""
+def is_left_to_torch(module: Any, *args: Any) -> Optional[bool]:
+    """Return whether torch runs a call of a module: no plan does, and no error stops it; None: no forward is marked."""
     replacements = getattr(type(module).forward, 'replacements', None)
     if replacements is None:
         return None
-    makers = [make_plan for backend, make_plan in replacements if module.backend in (backend, 'auto')]
-    return any(callable(make_plan(module, *args)) for make_plan in makers)
+    answers = [make_plan(module, *args) for backend, make_plan in replacements if module.backend in (backend, 'auto')]
+    return all(answer is None or (module.backend == 'auto' and not callable(answer)) for answer in answers)
 
 
 _disabled = local()

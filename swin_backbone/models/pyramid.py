@@ -20,7 +20,7 @@ from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, tracer_of
 from ..positions import resize_absolute_position_embedding
-from ..replace import BACKENDS, has_plan, library_disabled, replaceable
+from ..replace import BACKENDS, is_left_to_torch, library_disabled, replaceable
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
@@ -34,14 +34,14 @@ def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     `torch.utils.checkpoint`, with the library disabled: the recomputation must repeat the first run, even if the mode
     of torch that kept the library away has ended.
     """
-    # None: an ordinary checkpoint; in a graph the operator of the library is inside
-    is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)
-    if is_planned:
-        y_BHWC: Tensor = block(x_BHWC)
+    # None: torch's checkpoint wraps the block as it is; a graph records the library's operator inside it
+    runs_torch = None if tracer_of(x_BHWC) else is_left_to_torch(block, x_BHWC)
+    if runs_torch is False:
+        y_BHWC: Tensor = block(x_BHWC)  # makes the plan again: hooks of the block run first
         return y_BHWC
     from torch.utils.checkpoint import checkpoint  # with torch 2.6, it imports sympy, which takes half a second
 
-    run = block if is_planned is None else partial(_run_in_torch, block)
+    run = partial(_run_in_torch, block) if runs_torch else block
     return checkpoint(run, x_BHWC, use_reentrant=False)
 
 

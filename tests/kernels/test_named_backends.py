@@ -52,3 +52,11 @@ def test_a_named_backend_never_leaves_a_layer_to_torch(backend, backbone, change
 def test_a_stage_without_an_output_norm_has_nothing_to_refuse():
     model = SwinBackbone(**NANO, out_indices=(3,), backend='native').eval()
     assert len(model(IMAGE, out_indices=(0, 3))) == 2
+
+
+@needs_library
+def test_a_checkpointed_block_has_the_reason_of_any_block():
+    """It said that the library is disabled in this thread: its checkpoint had disabled the library."""
+    model = SwinBackbone(**NANO, backend='native', with_cp=True, drop_rate=0.1).train()
+    with pytest.raises(ValueError, match=r"backend='native' cannot compute this: The compiled library has no dropout"):
+        model(IMAGE)
