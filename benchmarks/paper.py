@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from swin_backbone.kernels.triton.attend import run_attention
-from swin_backbone.models.layers.swin_block import BaseAttention
+from swin_backbone.models.layers.attention import BaseAttention
 from swin_backbone.replace import Replacement
 
 A100 = SimpleNamespace(major=8, minor=0, multi_processor_count=108, max_threads_per_multi_processor=2048)

@@ -1,11 +1,9 @@
-"""The relative position bias of a window, and resized position embeddings and bias tables.
+"""Offsets between the places of a window on a log scale, and resized position embeddings and bias tables.
 
-Layout: T tokens, C channels, R offsets between places of a window, N places of a window, h heads, Y X rows and columns
-of a table of offsets, y x of a window.
+Layout: T tokens, C channels, R offsets between places of a window, h heads, Y X rows and columns of a table of offsets.
 """
 
 import math
-from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -51,20 +49,3 @@ def log_spaced_coordinates(
         offsets = torch.arange(1 - length, length, device=source, dtype=torch.float64) * (8 / max(1, pretrained - 1))
         axes.append(offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(8))
     return torch.cartesian_prod(*axes).to(dtype).to(device)
-
-
-def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
-    """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
-
-    A row of the table is an offset, query minus key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). The bias is made
-    of views, whose gradient is a sum in a fixed order. The backward of an index is not deterministic on CUDA.
-
-    Args:
-        table_window: the window of the table; a smaller `window_size` reads the table's centre.
-    """
-    (table_height, table_width), (Wh, Ww) = table_window or window_size, window_size
-    offsets_YXh = table_Rh.unflatten(0, (2 * table_height - 1, 2 * table_width - 1))
-    offsets_YXh = offsets_YXh.narrow(0, table_height - Wh, 2 * Wh - 1).narrow(1, table_width - Ww, 2 * Ww - 1)
-    # Wh = 2: the rows -1, 0, 1 unfold to [[-1, 0], [0, 1]], and flip to [[0, -1], [1, 0]], query minus key.
-    bias_yxhyx = offsets_YXh.unfold(0, Wh, 1).unfold(1, Ww, 1).flip(3, 4)
-    return bias_yxhyx.permute(2, 0, 1, 3, 4).reshape(-1, Wh * Ww, Wh * Ww)

@@ -3,7 +3,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_backbone.positions import log_spaced_coordinates, relative_position_bias
+from swin_backbone.models.windows import relative_position_bias
+from swin_backbone.positions import log_spaced_coordinates
 
 
 class Operators(TorchDispatchMode):

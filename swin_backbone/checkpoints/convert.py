@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..checks import list_first
 from ..outputs import check_outputs
-from ..positions import log_spaced_coordinates, relative_position_bias
+from ..positions import log_spaced_coordinates
 from ..whole_files import write_whole, write_whole_by
 from .damage import check_numbers, check_shapes, missing_weights
 from .errors import CheckpointError, name_in_errors
@@ -20,7 +20,7 @@ from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
-from .resize import num_offsets
+from .resize import index_of_window
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
 MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
@@ -150,8 +150,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
         window = weights.window_or_square(key)
         if window is None:
             raise CheckpointError(f'the window of {marker} is no square, or unknown, and the file does not name it')
-        index = relative_position_bias(torch.arange(num_offsets(window))[:, None], window)
-        tables[key.replace('_bias_table', '_index')] = index.flatten()
+        tables[key.replace('_bias_table', '_index')] = index_of_window(window).flatten()
         if weights.format.family == V2:
             pretrained_window = weights.pretrained_windows.get(marker, window)
             coordinates = log_spaced_coordinates(window, pretrained_window, torch.device('cpu'), torch.float32)

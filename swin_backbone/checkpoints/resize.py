@@ -84,6 +84,14 @@ def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, st
     return adapted, f'patch embedding from {old} to {channels} channels'
 
 
+def index_of_window(window_size: Size) -> Tensor:
+    """Return the `relative_position_index` of a window: the row of the bias table for query and key, (N, N)."""
+    (height, width), place_N = window_size, torch.arange(math.prod(window_size))
+    row_N, column_N = place_N // width, place_N % width
+    rows, columns = row_N[:, None] - row_N + height - 1, column_N[:, None] - column_N + width - 1
+    return rows * (2 * width - 1) + columns
+
+
 def window_of_index(index: Tensor) -> Optional[Size]:
     """Return the window of a `relative_position_index`, (N, N) or flat, of N = height x width places.
 

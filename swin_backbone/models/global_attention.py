@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .arguments import InitCfg
 from .initializers import apply_initializers, split_init_cfg
-from .layers.norm import build_norm
-from .layers.swin_block import build_mlp
+from .layers.block import build_mlp
+from .layers.from_config import build_norm
 
 
 class GlobalAttention(nn.Module):

@@ -24,7 +24,7 @@ from ..replace import BACKENDS, is_left_to_torch, library_disabled, replaceable
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
-from .layers.norm import build_norm
+from .layers.from_config import build_norm
 
 
 def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Windows of a batch of maps: the token at each place, and the mask of attention between places.
+"""Windows of a batch of maps: the token at each place, and the mask and the bias of attention between places.
 
 A map of H x W tokens is padded with zeros at right and bottom to whole windows. In a shifted block the padded map is
 rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Here only a map of token indices
@@ -6,7 +6,8 @@ is padded, rolled and tiled; one `index_select` by the result takes the tokens. 
 result. Under torch.compile and torch.export the graph computes it, for maps of any size.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, G windows of one
-image, N = Wh*Ww places of a window, Y X height and width of a padded map, S side of a padded map.
+image, N = Wh*Ww places of a window, Y X height and width of a padded map or of a table of offsets, y x of a window, S
+side of a padded map, R offsets between places of a window, h heads.
 """
 
 from typing import NamedTuple, Optional
@@ -139,6 +140,23 @@ def place_of_tokens(windows: Windows, device: torch.device) -> Tensor:
 def _swap_middle(x: Tensor) -> Tensor:
     """Swap the two middle axes. A clone compares no symbols of a graph, unlike `contiguous` and `reshape`."""
     return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
+    """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
+
+    A row of the table is an offset, query minus key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). The bias is made
+    of views, whose gradient is a sum in a fixed order. The backward of an index is not deterministic on CUDA.
+
+    Args:
+        table_window: the window of the table; a smaller `window_size` reads the table's centre.
+    """
+    (table_height, table_width), (Wh, Ww) = table_window or window_size, window_size
+    offsets_YXh = table_Rh.unflatten(0, (2 * table_height - 1, 2 * table_width - 1))
+    offsets_YXh = offsets_YXh.narrow(0, table_height - Wh, 2 * Wh - 1).narrow(1, table_width - Ww, 2 * Ww - 1)
+    # Wh = 2: the rows -1, 0, 1 unfold to [[-1, 0], [0, 1]], and flip to [[0, -1], [1, 0]], query minus key.
+    bias_yxhyx = offsets_YXh.unfold(0, Wh, 1).unfold(1, Ww, 1).flip(3, 4)
+    return bias_yxhyx.permute(2, 0, 1, 3, 4).reshape(-1, Wh * Ww, Wh * Ww)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size) -> tuple[Size, Size]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.models.layers.swin_block import DropPath
+from swin_backbone.models.layers.block import DropPath
 
 BACKBONES = [SwinBackbone, SwinV2Backbone]
 

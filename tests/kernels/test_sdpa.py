@@ -10,7 +10,7 @@ from helpers import reference
 from torch import nn
 
 from swin_backbone import SwinBackbone
-from swin_backbone.models.layers import swin_block
+from swin_backbone.models.layers import attention
 from swin_backbone.models.windows import Windows
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
@@ -23,7 +23,7 @@ def flags():
 @pytest.fixture
 def seen(monkeypatch):
     """Return the enabled backends at calls of SDPA. Every device takes SDPA here, like a GPU."""
-    monkeypatch.setattr(swin_block, 'MATMUL_ATTENTION_DEVICES', set())
+    monkeypatch.setattr(attention, 'MATMUL_ATTENTION_DEVICES', set())
     calls, original = [], F.scaled_dot_product_attention
 
     def attend(*arguments, **others):
@@ -74,7 +74,7 @@ def test_windows_of_8x8_with_a_very_low_log_sum_exp(dtype):
         proj=nn.Identity(),
         proj_drop=nn.Identity(),
     )
-    out_TC = swin_block.BaseAttention.forward(layer, x_BHWC, windows)
+    out_TC = attention.BaseAttention.forward(layer, x_BHWC, windows)
     (grad_T3C,) = torch.autograd.grad(out_TC, qkv_T3C, torch.randn_like(out_TC))
     assert out_TC.isfinite().all()
     assert grad_T3C.isfinite().all()

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...models.layers.swin_v2_block import cosine_scale
-from ...models.windows import Windows
+from ...models.windows import Windows, relative_position_bias
 from ...modes import without_autocast
-from ...positions import log_spaced_coordinates, relative_position_bias
+from ...positions import log_spaced_coordinates
 from ...sizes import Size
 from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockComputation, BlockSettings, BlockWeights

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.layers import PatchEmbed, PatchMerging
-from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
+from ...models.layers.attention import ShiftedWindowAttention, WindowAttention
+from ...models.layers.block import DropPath, SwinBlock
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
 from ...replace import Plan, PlanOrReason, Unsupported

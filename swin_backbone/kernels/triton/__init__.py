@@ -1,7 +1,7 @@
 """Attention inside windows by a Triton kernel, for CUDA."""
 
 from ...models.layers import SwinMLPBlock
-from ...models.layers.swin_block import BaseAttention
+from ...models.layers.attention import BaseAttention
 from ...replace import register_replacement, register_unsupported
 from .attend import plan_attention
 

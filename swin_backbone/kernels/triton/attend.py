@@ -9,7 +9,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-from ...models.layers.swin_block import WindowAttention
+from ...models.layers.attention import WindowAttention
 from ...models.windows import Windows
 from ...modes import linear_dtype
 from ...replace import Plan, Reason

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ...replace import replaceable
 from ...sizes import Size
 from ..windows import Windows
-from .norm import build_norm
-from .swin_block import BaseBlock, DropPath, build_mlp
+from .block import BaseBlock, DropPath, build_mlp
+from .from_config import build_norm
 
 
 class SwinMLPBlock(BaseBlock):

@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...modes import without_autocast
-from ...positions import log_spaced_coordinates, relative_position_bias
+from ...positions import log_spaced_coordinates
 from ...replace import replaceable
 from ...sizes import Size
-from .norm import build_norm
-from .swin_block import BaseAttention, BaseBlock, DropPath, ShiftedWindowAttention, build_mlp
+from ..windows import relative_position_bias
+from .attention import BaseAttention, ShiftedWindowAttention
+from .block import BaseBlock, DropPath, build_mlp
+from .from_config import build_norm
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 

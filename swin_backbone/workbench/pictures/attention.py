@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.layers.swin_block import WindowAttention
+from ...models.layers.attention import WindowAttention
 from ...models.layers.swin_v2_block import WindowAttentionV2
 from ...models.pyramid import SwinPyramid
 from ...models.windows import Windows, token_at_places

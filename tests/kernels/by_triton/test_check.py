@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.triton import attend, attention, check, planning
 from swin_backbone.kernels.triton.tiles import Tiles, Variant
-from swin_backbone.models.layers.swin_block import BaseAttention
+from swin_backbone.models.layers.attention import BaseAttention
 
 OutOfResources = pytest.importorskip('triton.runtime', reason='triton is not installed').OutOfResources
 

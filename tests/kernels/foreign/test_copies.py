@@ -10,8 +10,8 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from swin_backbone.kernels.foreign import accelerate as swap
-from swin_backbone.models.windows import Windows
-from swin_backbone.positions import log_spaced_coordinates, relative_position_bias
+from swin_backbone.models.windows import Windows, relative_position_bias
+from swin_backbone.positions import log_spaced_coordinates
 
 SIZE, WINDOW, DIM = (9, 13), 4, 16
 

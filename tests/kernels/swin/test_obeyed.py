@@ -14,7 +14,7 @@ from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.kernels.changes import list_methods
 from swin_backbone.kernels.swin import swin_layers
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock
-from swin_backbone.models.layers.swin_block import WindowAttention
+from swin_backbone.models.layers.attention import WindowAttention
 from swin_backbone.models.layers.swin_v2_block import WindowAttentionV2
 from swin_backbone.models.windows import Windows
 from swin_backbone.replace import CannotRun

@@ -19,7 +19,7 @@ def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
     Raises:
         ImportError: for a type of mmcv's registry, if mmcv is not installed.
     """
-    kind, options = _read('norm_cfg', norm_cfg)
+    kind, options = _read_type('norm_cfg', norm_cfg)
     if kind is None:
         norm: nn.Module = _cnn_of_mmcv('norm_cfg', norm_cfg).build_norm_layer(norm_cfg, channels)[1]
         return norm
@@ -37,14 +37,14 @@ def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     Raises:
         ImportError: for a type of mmcv's registry, if mmcv is not installed.
     """
-    kind, options = _read('act_cfg', act_cfg)
+    kind, options = _read_type('act_cfg', act_cfg)
     if kind is None:
         activation: nn.Module = _cnn_of_mmcv('act_cfg', act_cfg).build_activation_layer(act_cfg)
         return activation
     return kind(**options)
 
 
-def _read(name: str, config: Mapping[str, Any]) -> tuple[Optional[Callable[..., nn.Module]], dict[str, Any]]:
+def _read_type(name: str, config: Mapping[str, Any]) -> tuple[Optional[Callable[..., nn.Module]], dict[str, Any]]:
     """Return the class of a layer, None if torch has no class of the name, and the layer's other arguments."""
     options = {**check_type(name, config, Mapping, "a dict with 'type'")}
     if 'type' not in options:
