@@ -45,9 +45,8 @@ __all__ = [
     'swap_backbone',
 ]
 
-# Names by the module that defines them. Configs name those of the last three modules with this package's scope, for
-# example 'swin_backbone.UPerHead'.
-_NAMES = {
+# Public names, by the module that defines them
+_PUBLIC = {
     'acceleration': ('accelerate', 'restore'),
     'archs': ('ARCHS', 'ARCHS_MLP', 'ARCHS_V2'),
     'checkpoints': ('convert_checkpoint', 'load_checkpoint'),
@@ -59,11 +58,14 @@ _NAMES = {
     'openmmlab.swap.backbone': ('swap_backbone',),
     'workbench.model': ('Model', 'load'),
     'workbench.runner.hooks.nan_guard': ('NonFiniteGuardHook',),
+}
+# Names in configs with this package's scope, for example 'swin_backbone.UPerHead'
+_IN_CONFIGS = {
     'openmmlab.layers.roi_extractor': ('SingleRoIExtractor',),
     'openmmlab.layers.uper_head': ('UPerHead',),
     'workbench.data.load_picture': ('LoadPicture',),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in {**_PUBLIC, **_IN_CONFIGS}.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -95,6 +97,6 @@ def _add_operators() -> None:
     mmcv_ops.put_in_place()  # before an import of mmcv.ops, which fails without compiled operators
 
 
-for _part, _module in _ADDITIONS:
-    call_after_import(_part, partial(import_module, f'.{_module}', __name__))
+for _trigger, _module in _ADDITIONS:
+    call_after_import(_trigger, partial(import_module, f'.{_module}', __name__))
 call_after_import('mmcv', _add_operators)

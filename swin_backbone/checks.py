@@ -1,4 +1,4 @@
-"""Checks of arguments and files. Each function returns the checked value, or raises an error "NAME takes X, got Y".
+"""Checks of arguments and files. A function `check_...` returns the value, or raises an error "NAME takes X, got Y".
 
 A value of a wrong type is a TypeError, a value out of range a ValueError. The module imports no other package.
 """

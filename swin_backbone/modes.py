@@ -1,6 +1,7 @@
 """The modes of torch around a call: tracers, autocast, and tables that are cached in eager mode alone.
 
-Other private parts of torch are in `compat.py`.
+Ask `tracer_of(x)` where a graph or a transform needs other operations than eager mode, `needs_torch_op()` before a call
+of the compiled library, and `may_be_batched(x)` before a read of memory. `compat.py` has torch's other private parts.
 """
 
 from collections import OrderedDict
