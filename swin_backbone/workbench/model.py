@@ -114,8 +114,9 @@ class Model:
         from .runner.build import run_loop
 
         self._require_config('train')
-        shape, begin = img_scale and img_scale[::-1], dict(resume='auto') if resume else dict(weights=self.checkpoint)
-        options = replace(self._options, epochs=epochs, batch=batch, shape=shape, lr=lr, **begin, **settings)
+        shape = img_scale and img_scale[::-1]
+        start = dict(resume='auto') if resume else dict(weights=self.checkpoint)
+        options = replace(self._options, epochs=epochs, batch=batch, shape=shape, lr=lr, **start, **settings)
         with open_training(_make_job(self._config, options)) as runner:
             try:
                 run_loop(runner, 'train')
@@ -178,9 +179,10 @@ class Model:
         from .predict.thresholds import choose_score_thr
 
         self._require_checkpoint('predict')
-        predictor, predictions = self._predictor, []
+        predictor = self._predictor
         thr = choose_score_thr(predictor, score_thr)
         ids = None if annotations is None else CocoIds(str(annotations), predictor)
+        predictions = []
         for path, frame in _iter_frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.preprocess(frame)])
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))

@@ -164,7 +164,8 @@ def read_frames(
         require_file(medium.path)
         with _link_in_utf_8(medium.path) as path:
             video = cv2.VideoCapture(str(path))
-            stated_frames, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
+            stated_frames = video.get(cv2.CAP_PROP_FRAME_COUNT)
+            rate = video.get(cv2.CAP_PROP_FPS) or 1.0
             index, seconds = 0, 0.0
             while (read := video.read())[0]:
                 seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
@@ -284,7 +285,8 @@ def read_picture_size(path: Path) -> tuple[int, int]:
     """
     require_file(path)
     with open(path, 'rb') as file:
-        head, _ = file.read(4), file.seek(0)
+        head = file.read(4)
+        file.seek(0)
         tags = read_tiff_tags(file)
     if tags:
         return read_tiff_size(tags, str(path))

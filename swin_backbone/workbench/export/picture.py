@@ -112,13 +112,15 @@ class Padding(nn.Module):
 
     def __init__(self, pipeline: Sequence[dict[str, Any]]):
         super().__init__()
-        step, rule, fit = _step(pipeline, 'Pad'), resize_rule(pipeline), _step(pipeline, Letterbox.__name__)
-        self.values = fit.get('values') or _pad_values(step)
-        self.divisor = int(step.get('size_divisor') or 1)
+        pad = _find_step(pipeline, 'Pad')
+        fit = _find_step(pipeline, Letterbox.__name__)
+        rule = resize_rule(pipeline)
+        self.values = fit.get('values') or _pad_values(pad)
+        self.divisor = int(pad.get('size_divisor') or 1)
         self.fits: Optional[Size] = fit.get('shape')
         self.is_part: bool = fit.get('is_part', True)
-        self.size: Optional[Size] = fit.get('size') or (tuple(step['size'])[::-1] if step.get('size') else None)
-        if step.get('pad_to_square'):
+        self.size: Optional[Size] = fit.get('size') or (tuple(pad['size'])[::-1] if pad.get('size') else None)
+        if pad.get('pad_to_square'):
             if not rule or (rule['keep_ratio'] and rule['scale'][0] != rule['scale'][1]):
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
             height, width = multiples([max(rule['scale'])] * 2, self.divisor)
@@ -143,7 +145,8 @@ class Padding(nn.Module):
             x_BHWC = F.pad(picture_BHWC - values_C, more) + values_C
         if self.fits is None:
             return x_BHWC, None
-        (h, w), (H, W), y_H, x_W = size, self.fits, torch.arange(rows), torch.arange(columns)
+        (h, w), (H, W) = size, self.fits
+        y_H, x_W = torch.arange(rows), torch.arange(columns)
         is_row_H = ((2 * y_H + 1) * w <= 2 * h * W) & (y_H < H)  # `runtime.resized_size` without a division
         is_column_W = ((2 * x_W + 1) * h <= 2 * w * H) & (x_W < W)
         values_C = torch.tensor(self.values)
@@ -179,7 +182,8 @@ class Letterbox:
         self.shape, self.size, self.values, self.is_part = shape, size, values, is_part
 
     def __call__(self, packed: dict[str, Any]) -> dict[str, Any]:
-        picture, rule = packed['inputs'].permute(1, 2, 0).numpy(), letterbox_rule(self.shape)
+        picture = packed['inputs'].permute(1, 2, 0).numpy()
+        rule = letterbox_rule(self.shape)
         h, w = picture.shape[:2]
         H, W = resized_size((h, w), rule)
         padded = np.empty((*self.size, picture.shape[2]), np.float32)
@@ -202,9 +206,9 @@ def letterbox_rule(shape: Size) -> dict[str, Any]:
     return dict(scale=[shape[1], shape[0]], keep_ratio=True, pad=True)
 
 
-def _step(pipeline: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Return the settings of a step, empty without the step."""
-    return next((step for step in pipeline if type_name(step) == kind), {})
+def _find_step(pipeline: Sequence[dict[str, Any]], class_name: str) -> dict[str, Any]:
+    """Return the settings of the first step of a class, empty without one."""
+    return next((step for step in pipeline if type_name(step) == class_name), {})
 
 
 def _pad_values(step: dict[str, Any]) -> list[float]:
@@ -221,17 +225,17 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """
     rule = None
     for step in pipeline:
-        kind = type_name(step)
-        if kind in LOADERS or kind.startswith('Pack') or 'Annotations' in kind:
+        name = type_name(step)
+        if name in LOADERS or name.startswith('Pack') or 'Annotations' in name:
             continue
-        if kind == 'Pad' and rule is not None:  # see `Padding`
+        if name == 'Pad' and rule is not None:  # see `Padding`
             continue
-        if kind == Letterbox.__name__ and rule is None:
+        if name == Letterbox.__name__ and rule is None:
             rule = letterbox_rule(step['shape'])
             continue
-        if kind != 'Resize' or 'scale' not in step or rule is not None:
+        if name != 'Resize' or 'scale' not in step or rule is not None:
             raise ExportError(
-                f'the test pipeline has {kind!r}, which an exported model does not do: load, resize once to a scale, '
+                f'the test pipeline has {name!r}, which an exported model does not do: load, resize once to a scale, '
                 'and pack is what can be exported'
             )
         if step.get('backend', 'cv2') != 'cv2' or step.get('interpolation', 'bilinear') != 'bilinear':
@@ -268,8 +272,9 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     """
     cfg = copy.deepcopy(cfg)
     dataset = find_tested_dataset(cfg)
-    pad, kinds = _step(dataset.pipeline, 'Pad'), [type_name(step) for step in dataset.pipeline]
-    if any(step.get('keep_ratio') for kind, step in zip(kinds, dataset.pipeline) if kind == 'Resize'):
+    pad = _find_step(dataset.pipeline, 'Pad')
+    names = [type_name(step) for step in dataset.pipeline]
+    if any(step.get('keep_ratio') for name, step in zip(names, dataset.pipeline) if name == 'Resize'):
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
         size: Any = shape
         # mmseg pads by `test_cfg`, and removes only the padding that it added itself.
@@ -277,13 +282,13 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
             size = tuple(multiples(size, settings.get('size_divisor') or 1))
         values = _pad_values(pad) if pad else _neutral_values(preprocessor, bands_of(cfg.model.backbone))
         fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, is_part=bool(pad))
-        dataset.pipeline = [step for kind, step in zip(kinds, dataset.pipeline) if kind not in ('Resize', 'Pad')]
+        dataset.pipeline = [step for name, step in zip(names, dataset.pipeline) if name not in ('Resize', 'Pad')]
         dataset.pipeline.append(fit)
         return cfg
     load, *others = (
         step
-        for kind, step in zip(kinds, dataset.pipeline)
-        if kind != 'Resize' and (kind != 'Pad' or step.get('size_divisor'))
+        for name, step in zip(names, dataset.pipeline)
+        if name != 'Resize' and (name != 'Pad' or step.get('size_divisor'))
     )
     dataset.pipeline = [load, dict(type='Resize', scale=shape[::-1], keep_ratio=False), *others]
     return cfg
@@ -306,7 +311,8 @@ def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Op
         planes: number of masks or logits of the picture's size.
         objects: the largest number of objects; None: any.
     """
-    pixels, pipeline = min(MAX_PIXELS, MAX_VALUES // planes), find_tested_dataset(cfg).pipeline
+    pipeline = find_tested_dataset(cfg).pipeline
+    pixels = min(MAX_PIXELS, MAX_VALUES // planes)
     return dict(
         preprocessing=dict(load=load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
         limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),

@@ -75,8 +75,8 @@ class RuntimeModel:
         check_files(self.folder, self.info)
         openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in [*openers]:  # a list is no key
-            allowed, place = ' or '.join(openers), self.folder / MANIFEST
-            raise RuntimeProblem(f'{place}: format takes {allowed}, got {self.info["format"]!r}')
+            allowed = ' or '.join(openers)
+            raise RuntimeProblem(f'{self.folder / MANIFEST}: format takes {allowed}, got {self.info["format"]!r}')
         library = _load_library(self.folder / self.info['library']) if 'library' in self.info else None
         self._run = openers[self.info['format']](self.folder / self.info['file'], self.info, device, threads, library)
         self.classes: list[str] = self.info.get('classes', [])
@@ -131,6 +131,7 @@ class RuntimeModel:
                 if 'masks' in outputs:
                     outputs['masks'] = outputs['masks'].astype(bool)
                 for index in range(len(group)):
+                    # a detector's outputs are rows of all pictures, and `image` has the index of each row's picture
                     of_picture = outputs['image'] == index if 'image' in outputs else index
                     yield {name: value[of_picture] for name, value in outputs.items() if name != 'image'}
 
@@ -148,7 +149,7 @@ class RuntimeModel:
         """
         if self.info['task'] == 'maps':
             raise RuntimeProblem(f'{self.folder} holds a part of a model, without results: call run with its input')
-        bands, limit = self.bands, self.info['limits']['pixels']
+        bands = self.bands
         is_array = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == bands
         fits = (
             is_array and picture.size > 0 and picture.dtype.kind in 'uif' and (picture.dtype == np.uint8 or bands != 3)
@@ -156,6 +157,7 @@ class RuntimeModel:
         _require('picture', picture, fits, f'{"uint8" if bands == 3 else "numeric"} pixels (h, w, {bands})')
         h, w, _ = picture.shape
         height, width = resized_size((h, w), self.info['preprocessing']['resize'])
+        limit = self.info['limits']['pixels']
         if max(height * width, h * w) > limit:
             raise RuntimeProblem(
                 f'a picture of {h}x{w} pixels, {height}x{width} to the model, is more than the {limit} pixels that its '
@@ -232,12 +234,11 @@ def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple
     """
     height, width = new_height, new_width = size
     if rule is not None and height and width:
-        new_width, new_height = rule['scale']
-        if rule.get('pad'):  # in integers, as in the graph
-            new_height, new_width = (
-                min(new_height, (2 * height * new_width + width) // (2 * width)),
-                min(new_width, (2 * width * new_height + height) // (2 * height)),
-            )
+        box_width, box_height = new_width, new_height = rule['scale']
+        if rule.get('pad'):
+            # round(height * box_width / width) in integers, so that the graph gets the same number
+            new_height = min(box_height, (2 * height * box_width + width) // (2 * width))
+            new_width = min(box_width, (2 * width * box_height + height) // (2 * height))
         elif rule['keep_ratio']:
             long, short = max(rule['scale']), min(rule['scale'])
             factor = min(long / max(height, width), short / min(height, width))
@@ -283,8 +284,9 @@ def _open_onnxruntime(
 ) -> Run:
     import onnxruntime
 
-    kind, _, number = device.partition(':')
-    provider, available = DEVICES.get(kind), onnxruntime.get_available_providers()
+    device_name, _, number = device.partition(':')
+    provider = DEVICES.get(device_name)
+    available = onnxruntime.get_available_providers()
     if provider not in available:  # onnxruntime would compute on the CPU
         known = ', '.join(name for name, known_provider in DEVICES.items() if known_provider in available)
         raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {known}')
@@ -438,7 +440,8 @@ def _node_class() -> Any:
             self.constructor_validate_and_infer_types()
 
         def validate_and_infer_types(self) -> None:
-            shape, output = self.get_input_partial_shape(0), (ctypes.c_int64 * 4)(*self.free_shape)
+            shape = self.get_input_partial_shape(0)
+            output = (ctypes.c_int64 * 4)(*self.free_shape)
             if shape.is_static:
                 self.nodes.call('shape', self.operator, (ctypes.c_int64 * 4)(*shape.to_shape()), output)
             self.set_output_type(0, self.get_input_element_type(0), openvino.PartialShape(list(output)))
@@ -471,7 +474,8 @@ def main(folder: str, *paths: str) -> int:
     Returns:
         The exit status: 1 if a picture was skipped.
     """
-    model, status = load(folder), 0
+    model = load(folder)
+    status = 0
     stored = model.info.get('score_thr')  # a number, or a number for each class
     default = SCORE_THR if stored is None else stored
     lowest = stored if isinstance(stored, dict) else dict.fromkeys(model.classes, default)
