@@ -143,7 +143,7 @@ class Model:
 
         if error:
             raise OSError(error)
-        pixels = self.predictor.loader.decode(data, path)
+        pixels = self.predictor.loading_step.decode(data, path)
         frame = make_frame(pixels, Path(path))
         (sample,) = self.predictor.predict([self.predictor.preprocess(frame)])
         prediction = Prediction(path, sample, frame, self.predictor, self.score_thr)

@@ -34,12 +34,16 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swin_backbone.command_line import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
 from swin_backbone.options import ARGUMENTS, describe_unused_options, positive
+
+if TYPE_CHECKING:
+    from swin_backbone.workbench.predict.inference import Inference
 
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
@@ -77,7 +81,6 @@ def main() -> int:
         return 0
     args = parse_args()
     from swin_backbone.workbench.data.media import find_media
-    from swin_backbone.workbench.pictures.colours import PALETTE_SIZE
     from swin_backbone.workbench.predict.inference import Inference
     from swin_backbone.workbench.predict.results import ResultsWriter
 
@@ -91,35 +94,42 @@ def main() -> int:
                 inputs = inputs[index::count]
                 args.out_dir /= f'{index}-of-{count}'
             predictor = make_predictor(args)
-            results = ResultsWriter(
+            writer = ResultsWriter(
                 args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features
             )
             sources = [args.config, *filter(None, (args.weights, args.ids_of))]
-            stack.enter_context(results.claim_outputs(inputs, sources, args.overwrite))
-        if unused := describe_unused_options(args, predictor.scope, *(['segmentor'] if results.is_panoptic else [])):
+            stack.enter_context(writer.claim_outputs(inputs, sources, args.overwrite))
+        # From here on only an error of the disk is the user's: another one keeps its traceback
+        if unused := describe_unused_options(args, predictor.scope, *(['segmentor'] if writer.is_panoptic else [])):
             print(unused, file=sys.stderr)
-        begin = time.monotonic()
-        inference = Inference(predictor, results, progress, args.max_pixels, args.batch_size, args.debug)
+        start = time.monotonic()
+        inference = Inference(predictor, writer, progress, args.max_pixels, args.batch_size, args.debug)
         with inference.stop_on_ctrl_c(), progress:
             inference.run(inputs)
-    seconds = time.monotonic() - begin
-    objects = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
+    print_summary(args, inference, time.monotonic() - start)
+    if inference.is_stopped:
+        return 128 + signal.SIGINT
+    return 1 if inference.unreadable or inference.failed else 0
+
+
+def print_summary(args: argparse.Namespace, inference: 'Inference', seconds: float) -> None:
+    from swin_backbone.workbench.pictures.colours import PALETTE_SIZE
+
+    predictor, writer = inference.predictor, inference.writer
+    objects = f'{len(writer.entries)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
-        for picture in results.objects:
-            print(f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}')
+        for entry in writer.entries:
+            print(f'{entry["file_name"]}: {entry["class"]} {entry["score"]:.3f}')
     print(
-        f'{len(results.images)} pictures and frames of {len(inference.written)} files in {seconds:.1f} s, {objects}'
+        f'{len(writer.images)} pictures and frames of {len(inference.written)} files in {seconds:.1f} s, {objects}'
         f'{len(inference.unreadable)} files unreadable; see {args.out_dir}'
     )
     if inference.failed:
         print(f'{len(inference.failed)} files failed in the model, its pipeline or the writing of results')
-    if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= PALETTE_SIZE:
+    if predictor.scope == 'mmseg' and writer.images and len(predictor.meta['classes']) <= PALETTE_SIZE:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if predictor.scope == 'mmdet' and not args.ids_of:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
-    if inference.is_stopped:
-        return 128 + signal.SIGINT
-    return 1 if inference.unreadable or inference.failed else 0
 
 
 if __name__ == '__main__':

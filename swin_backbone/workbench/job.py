@@ -25,7 +25,7 @@ from .configs.training_settings import refuse_keys_of_options
 from .data.annotations import uses_masks
 from .data.prepare.config import describe_lost_weights
 from .data.prepare.prepare import UserData, prepare
-from .export.predictor import ExportedPredictor, is_exported, set_exported
+from .export.predictor import ExportedPredictor, is_exported, use_exported_model
 from .predict.predictor import Predictor
 from .process import prepare_process
 from .resolve import combine, resolve_training
@@ -130,7 +130,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         _refuse_checkpoint_options(options, checkpoint)
         if outputs.tta:
             raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
-        set_exported(cfg, checkpoint, options.device or 'cpu', options.threads)
+        use_exported_model(cfg, checkpoint, options.device or 'cpu', options.threads)
     else:
         _refuse_threads(options)
         _require_default_device(options, 'test')

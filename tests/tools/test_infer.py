@@ -349,7 +349,7 @@ def test_a_picture_whose_files_cannot_be_written_is_in_no_table(tmp_path):
     medium = media.Medium(tmp_path / 'a.png', 'a', False)
     with pytest.raises(OSError, match='overlays'):
         results.write(media.Frame(medium, 0, np.zeros((2, 3, 3), np.uint8), (2, 3)), DetDataSample())
-    assert results.images == results.objects == []
+    assert results.images == results.entries == []
 
 
 OF_A_CONFIG = [('--backbone', 'swin-t'), ('--cfg-options', 'a=1'), ('--allow-missing',), ('--unsafe-load',)]

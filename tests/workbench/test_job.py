@@ -207,7 +207,7 @@ def changed(change, *more):
     (training_with(resume='epoch_1.pth'), (True, 'epoch_1.pth')),
     (training_with(weights=RECIPE), (False, find_weights(RECIPE))),
     (changed(set_load_from, 'epoch_1.pth'), (False, 'epoch_1.pth')),
-    (changed(predictor.set_exported, 'exported'), (False, None)),
+    (changed(predictor.use_exported_model, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
-from mmengine.registry import VISUALIZERS, DefaultScope
+from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from numpy.typing import NDArray
 
@@ -27,7 +27,7 @@ from ..configs.published import set_load_from
 from ..data.load_picture import LoadPicture, is_reducing
 from ..data.media import Frame, check_not_truncated
 from ..pictures.colours import distinct_colours
-from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
+from ..predict.predictor import Predictor, with_background
 from ..predict.thresholds import SCORE_THR
 from ..resume.completeness import compare_names
 from ..runner.build import build_runner
@@ -40,13 +40,15 @@ def is_exported(path: str) -> bool:
     return os.path.isfile(os.path.join(path, MANIFEST))
 
 
-def scope_of(info: Mapping[str, Any]) -> str:
-    """Return the toolbox of an exported model."""
+def find_scope(info: Mapping[str, Any]) -> str:
+    """Return the toolbox of an exported model, by the contents of its deploy.json."""
     return 'mmseg' if info['task'] == 'segmentation' else 'mmdet'
 
 
 class ExportedPredictor(Predictor):
-    """`Predictor` for an exported model.
+    """`Predictor` for an exported model, a `RuntimeModel`.
+
+    Without a torch module, it has no `inputs`, `features` and `binary_threshold`.
 
     Args:
         folder: the folder of an exported whole model.
@@ -58,22 +60,20 @@ class ExportedPredictor(Predictor):
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         self.model: Any = RuntimeModel(folder, device, threads)
-        self.loader = LoadPicture(**self.model.info['preprocessing'].get('load', {}))
-        self._is_reducing = is_reducing(self.loader)
-        stored = self.model.info.get('score_thr')
+        info = self.model.info
+        self.scope = find_scope(info)
+        self.loading_step = LoadPicture(**info['preprocessing'].get('load', {}))
+        self.is_reducing = is_reducing(self.loading_step)
+        stored = info.get('score_thr')
         self.score_thr = SCORE_THR if stored is None else stored
-        self.scope = scope_of(self.model.info)
-        palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
+        palette = info.get('palette') or distinct_colours(len(self.model.classes))
         self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
-        self.meta['category_ids'] = self.model.info.get('category_ids', ())
-        with self.in_scope():
-            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
-        self.visualizer.dataset_meta = self.meta
+        self.meta['category_ids'] = info.get('category_ids', ())
 
     def load(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
         check_not_truncated(path)
-        return self.loader.read(str(path))
+        return self.loading_step.read(str(path))
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return the model's input for a frame: the pixels.
@@ -81,7 +81,7 @@ class ExportedPredictor(Predictor):
         Raises:
             ValueError: for an unsuitable frame.
         """
-        pixels = np.atleast_3d(self.loader.convert_colours(frame.pixels))
+        pixels = np.atleast_3d(self.loading_step.convert_colours(frame.pixels))
         try:
             self.model.check(pixels)
         except RuntimeProblem as error:
@@ -91,7 +91,7 @@ class ExportedPredictor(Predictor):
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the results of a batch of frames."""
         results = self.model.predict([item['inputs'] for item in prepared], len(prepared))
-        return [fill(BaseDataElement(), result) for result in results]
+        return [put_result(BaseDataElement(), result) for result in results]
 
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """See `Predictor.scores`."""
@@ -116,7 +116,7 @@ class ExportedPredictor(Predictor):
 
 
 class ExportedModel(BaseModel):
-    """An exported model for mmengine's test loop. Pictures are read again; the batch's inputs have no use.
+    """An exported model for mmengine's test loop. It reads the pictures of a batch again, and ignores its inputs.
 
     Args:
         folder, device, threads: see `runtime.RuntimeModel`.
@@ -125,21 +125,21 @@ class ExportedModel(BaseModel):
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         super().__init__()
         self.runtime = RuntimeModel(folder, device, threads)
-        self.load = self.runtime.info['preprocessing'].get('load', {})
+        self.load_settings = self.runtime.info['preprocessing'].get('load', {})
 
-    def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
+    def test_step(self, batch: dict[str, Any]) -> list[BaseDataElement]:
         """Return the samples of a batch with their results.
 
         Raises:
             DataError: for an unreadable or unsuitable picture.
         """
-        samples: list[BaseDataElement] = data['data_samples']
+        samples: list[BaseDataElement] = batch['data_samples']
         for sample in samples:
             try:
-                (result,) = self.runtime.predict([load_bands(sample.img_path, self.load)])
+                (result,) = self.runtime.predict([load_bands(sample.img_path, self.load_settings)])
             except (OSError, RuntimeProblem) as error:
                 raise DataError(f'{sample.img_path}: {error}') from error
-            fill(sample, result)
+            put_result(sample, result)
             for name, instances in sample.items():  # hooks and metrics take tensors, as of mmdet's preprocessor
                 if isinstance(instances, InstanceData) and hasattr(instances.get('bboxes'), 'tensor'):
                     sample.get(name).bboxes = instances.bboxes.tensor
@@ -149,10 +149,10 @@ class ExportedModel(BaseModel):
         raise NotImplementedError('an exported model is tested, and not trained')
 
 
-def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
-    """Test an exported model with a config's data and metric."""
+def use_exported_model(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
+    """Put an exported model in the place of a config's model, to be tested with the config's data and metric."""
     info = RuntimeModel(folder, device, threads).info  # raises errors before the data are read
-    scope = scope_of(info)
+    scope = find_scope(info)
     if scope != cfg.get('default_scope', scope):
         raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
     compare_classes(cfg, info.get('classes', ()), folder)
@@ -171,7 +171,7 @@ def evaluate_folder(cfg: Config, folder: Path) -> dict[str, float]:
         require_data(cfg, ('test',))
     except (ValueError, OSError):
         return {}
-    set_exported(cfg, str(folder))
+    use_exported_model(cfg, str(folder))
     with tempfile.TemporaryDirectory() as work_dir:
         cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
         cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
@@ -182,8 +182,8 @@ def evaluate_folder(cfg: Config, folder: Path) -> dict[str, float]:
         return {name: float(value) for name, value in build_runner(cfg, Options()).test().items()}
 
 
-def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
-    """Put a result into a toolbox's sample."""
+def put_result(sample: BaseDataElement, result: Result) -> BaseDataElement:
+    """Put a result into a sample of a toolbox, and return the sample."""
     if 'boxes' in result:
         tensors = {name: torch.from_numpy(value) for name, value in result.items()}
         sample.pred_instances = InstanceData(bboxes=tensors.pop('boxes'), **tensors)

@@ -23,31 +23,31 @@ class Inference:
     """Predictions for media, one after the other. If one fails, its error is printed, and the rest follows.
 
     Args:
-        results: writer of the predictions.
-        progress: shows the frames.
-        max_pixels: a larger frame is reduced to so many.
-        batch_size: frames at a time.
+        writer: writes the predictions.
+        progress: bar that counts the frames; its console gets the lines on media that are left out.
+        max_pixels: number of pixels to which a larger frame is reduced.
+        batch_size: number of frames that the model gets at a time.
         debug: raise errors of the model, its pipeline and the writing.
 
     Attributes:
         written: media of which a frame is predicted and written.
-        unreadable: media that were left out, at least in part, because they cannot be read.
-        failed: media for which the model, its pipeline or an output failed, with the number of the first such frame.
+        unreadable: media that are left out, at least in part, because they cannot be read.
+        failed: media for which the model, its pipeline or an output fails, with the number of the first such frame.
             Frames from there on are left out.
-        is_stopped: no further frame is read.
+        is_stopped: whether Ctrl-C has ended `run`: no further frame is read.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        results: ResultsWriter,
+        writer: ResultsWriter,
         progress: Progress,
         max_pixels: int,
         batch_size: int,
         debug: bool,
     ):
         self.predictor = predictor
-        self.results = results
+        self.writer = writer
         self.progress = progress
         self.max_pixels = max_pixels
         self.batch_size = batch_size
@@ -56,7 +56,7 @@ class Inference:
         self.unreadable: set[Medium] = set()
         self.failed: dict[Medium, int] = {}
         self.is_stopped = False
-        self.has_noted_reduction = False  # of bits and bands: one line is for all pictures
+        self.has_noted_reduction = False  # of bits and bands: all pictures have one line
 
     def run(self, media: Sequence[Medium]) -> None:
         """Predict for all media."""
@@ -70,7 +70,7 @@ class Inference:
     def stop_on_ctrl_c(self) -> Iterator[None]:
         """Let Ctrl-C end `run` after the frame at hand, during the context. A second Ctrl-C acts as outside of it.
 
-        An ignored Ctrl-C, as of a background job of a script, stays ignored.
+        An ignored Ctrl-C stays ignored. A script's background job ignores it.
         """
         earlier = signal.getsignal(signal.SIGINT)
 
@@ -93,19 +93,19 @@ class Inference:
             try:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
                     if not num_done and frame.size != frame.pixels.shape[:2]:
-                        self.print(f'{medium.path}: {describe_resize(frame)}', 'yellow')
+                        self.print_line(f'{medium.path}: {describe_resize(frame)}', 'yellow')
                     if not (medium.is_video or self.has_noted_reduction):
                         self.note_reduction(medium)
                     try:
                         prepared = self.predictor.preprocess(frame)
                     except ValueError as error:
-                        self.fail(medium, num_done, '', error)  # the error names the file
+                        self.fail(medium, num_done, '', error)  # '': the error names the file
                         break
                     yield frame, prepared
                     num_done += 1
                     if self.is_stopped:
                         return
-                    if medium in self.failed:  # the rest of a video
+                    if medium in self.failed:  # a video, since this frame
                         break
             except OSError as error:
                 self.unreadable.add(medium)
@@ -116,7 +116,7 @@ class Inference:
         note = self.predictor.describe_reduction(medium.path)
         self.has_noted_reduction = bool(note)
         if note:
-            self.print(note, 'yellow')
+            self.print_line(note, 'yellow')
 
     def predict_and_write(self, batch: Sequence[LoadedFrame]) -> None:
         """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
@@ -134,11 +134,11 @@ class Inference:
                 self.predict_and_write([loaded])
             return
         for (frame, prepared), sample in zip(group, samples):
-            if self.is_left_out(frame):  # since the frame before
+            if self.is_left_out(frame):  # a video that failed at a frame before
                 continue
             self.close_video(frame.medium)
             try:
-                self.results.write(frame, sample, prepared)
+                self.writer.write(frame, sample, prepared)
             except Exception as error:
                 self.fail(frame.medium, frame.number, 'its predictions cannot be drawn or written', error)
             else:
@@ -146,12 +146,12 @@ class Inference:
                 self.progress.advance(self.task)
 
     def close_video(self, following: Optional[Medium] = None) -> None:
-        """Complete the open video of the results, unless it is that of the medium that follows."""
-        if self.results.video is None or self.results.video[0] == following:
+        """Complete the open video of the writer, unless it is that of the medium that follows."""
+        if self.writer.video is None or self.writer.video[0] == following:
             return
-        medium, _ = self.results.video
+        medium, _ = self.writer.video
         try:
-            self.results.close_video()
+            self.writer.close_video()
         except Exception as error:
             self.fail(medium, 0, 'its video cannot be written', error)
 
@@ -168,10 +168,10 @@ class Inference:
 
     def leave_out(self, medium: Medium, num_done: int, reason: str) -> None:
         """Print why the rest of a medium is left out, of which `num_done` frames are predicted."""
-        self.print(f'{"the rest is " if num_done else ""}skipped: {reason}', 'red')
+        self.print_line(f'{"the rest is " if num_done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)
 
-    def print(self, text: str, style: str) -> None:
+    def print_line(self, text: str, style: str) -> None:
         self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

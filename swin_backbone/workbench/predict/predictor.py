@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
@@ -37,7 +38,7 @@ from ..runner.predict_by_shape import predict_by_shape
 from .thresholds import SCORE_THR, ScoreThr, list_thresholds
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
-_one_at_a_time = threading.RLock()  # all threads share mmengine's scope; a visualizer holds a single picture
+_one_at_a_time = threading.RLock()  # all threads share mmengine's scope, and a visualizer, which holds one picture
 
 
 class Predictor:
@@ -53,7 +54,10 @@ class Predictor:
         precision: see `accelerate`.
 
     Attributes:
-        loader: the first step of `pipeline`, which takes pixels in memory. `load` reads files.
+        pipeline: the test pipeline for frames, whose pixels are in memory.
+        loading_step: the first step of `pipeline`. A frame has pixels, so it only converts their colours. `load` reads a
+            file by the loading steps of the test pipeline.
+        is_reducing: whether `load` leaves out bits above 8 and bands above 3.
         score_thr: lowest score of an object, 0.3; of an exported folder the one that it was exported with.
 
     Raises:
@@ -88,14 +92,12 @@ class Predictor:
             if precision or torch.device(device).type == 'cpu':
                 accelerate(self.model, precision=precision)
             file_steps, pixel_steps = _split_pipeline(cfg)
-            loading_step = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
-            self._load_file = Compose(file_steps)
-            self._is_reducing = any(map(is_reducing, self._load_file.transforms))
-            self.pipeline = Compose([loading_step, *pixel_steps])
-            self.loader: LoadPicture = self.pipeline.transforms[0]
+            self._file_pipeline = Compose(file_steps)
+            self.is_reducing = any(map(is_reducing, self._file_pipeline.transforms))
+            step = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
+            self.pipeline = Compose([step, *pixel_steps])
+            self.loading_step: LoadPicture = self.pipeline.transforms[0]
             self._described = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
-            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
-        self.visualizer.dataset_meta = self.meta
 
     @contextmanager
     def in_scope(self) -> Iterator[None]:
@@ -119,7 +121,7 @@ class Predictor:
         check_not_truncated(path)
         with self.in_scope():
             try:
-                item = self._load_file(dict(img_path=str(path), img_id=0))
+                item = self._file_pipeline(dict(img_path=str(path), img_id=0))
             except OSError:
                 raise
             except Exception as error:  # of a decoder
@@ -131,7 +133,7 @@ class Predictor:
 
     def describe_reduction(self, path: Path) -> str:
         """Return a sentence on bits and bands of a file that `load` leaves out; '' for none."""
-        return describe_reduction(path) if self._is_reducing else ''
+        return describe_reduction(path) if self.is_reducing else ''
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return a frame as input of the model.
@@ -215,6 +217,12 @@ class Predictor:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
 
+    @cached_property
+    def visualizer(self) -> Any:
+        """Return the toolbox's visualizer, which all predictors of the toolbox share: mmengine finds it by its name."""
+        with self.in_scope():
+            return VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
+
     def draw(self, frame: Frame, sample: BaseDataElement, score_thr: ScoreThr) -> NDArray[Any]:
         """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
         settings = {}
@@ -225,6 +233,7 @@ class Predictor:
             settings = dict(pred_score_thr=0.0)
         pixels = cv2.cvtColor(convert_to_bgr(frame.pixels), cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
+            self.visualizer.dataset_meta = self.meta
             if self.scope == 'mmpretrain':
                 self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
             else:

@@ -38,9 +38,9 @@ class ResultsWriter:
         out_dir: the folder.
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object, see `choose_score_thr`.
-        first_label: value of the first class in labels.
-        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
-            categories of the training, see `Prediction`.
+        first_label: value of the first class in label PNGs.
+        annotations: COCO JSON whose ids a detector's pictures and categories get. Default: pictures have ids from 1, and
+            categories those of the training, see `Prediction`.
         save_features: write features.
 
     Raises:
@@ -62,8 +62,8 @@ class ResultsWriter:
         self.score_thr = choose_score_thr(predictor, score_thr)
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
-        self.objects: list[dict[str, Any]] = []
-        self.panoptic: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []  # of results.json
+        self.panoptic: list[dict[str, Any]] = []  # annotations of panoptic.json
         head = getattr(predictor.model, 'panoptic_fusion_head', None)
         self.is_panoptic = head is not None and (head.test_cfg or {}).get('panoptic_on', True)
         self.ids = None if annotations is None else CocoIds(annotations, predictor)
@@ -78,14 +78,15 @@ class ResultsWriter:
     ) -> Iterator[None]:
         """Keep other processes out of the folder during the context, at whose end the JSON files are written.
 
-        Predictions before an error are written too. No result replaces a file.
+        Predictions before an error are written too. No result replaces an input.
 
         Args:
-            media: whose predictions follow.
+            media: the pictures and videos whose predictions follow.
             inputs: further files that are read.
+            overwrite: replace other files.
 
         Raises:
-            FileExistsError: if a result would replace a file. See `check_outputs`.
+            FileExistsError: if a result would replace a file, see `check_outputs`.
             FolderInUse: if another process writes there.
             DataError: if a picture has no id in the annotations.
         """
@@ -122,22 +123,23 @@ class ResultsWriter:
         """Write the predictions of a frame.
 
         Args:
-            prepared: input of the model, for features.
+            prepared: input of the model; None: no features are written.
 
         Raises:
-            OSError: if the disk is full.
+            OSError: if a file cannot be written.
         """
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
         image_id = len(self.images) + 1 if self.ids is None else self.ids.find_id(frame.medium.path)
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
+        # None: the frame at hand is drawn, its file is not read again
         prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
-        entries = make_entries(prediction, image_id, file_name)
+        new_entries = make_entries(prediction, image_id, file_name)
         labels_png = prediction.labels_png(self.first_label)
         if labels_png is not None:
             write_whole(self._make_path('labels', frame.name, '.png'), labels_png)
-        if (panoptic := prediction.segments_png()) is not None:
-            segments_png, segments = panoptic
+        if (encoded := prediction.segments_png()) is not None:
+            segments_png, segments = encoded
             write_whole(self._make_path('panoptic', frame.name, '.png'), segments_png)
         if self.save_features and prepared is not None:
             np.savez(file := BytesIO(), *self.predictor.features(prepared))
@@ -152,8 +154,8 @@ class ResultsWriter:
             write_whole(self._make_path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
         # Last: a picture whose files cannot be written has no results.
         self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
-        self.objects += entries
-        if panoptic is not None:
+        self.entries += new_entries
+        if encoded is not None:
             self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
 
     def _make_tables(self) -> dict[Path, Any]:
@@ -161,21 +163,19 @@ class ResultsWriter:
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
             ids = self.ids.categories if self.ids else find_category_ids(self.predictor)
-            categories = [dict(id=number, name=name) for number, name in zip(ids, self.predictor.meta['classes'])]
-            if self.ids:
-                source = f'ids of {self.ids.path}'
-            else:
-                source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
-            info = dict(description=source)
+            classes = self.predictor.meta['classes']
+            categories = [dict(id=category_id, name=name) for category_id, name in zip(ids, classes)]
+            source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
+            info = dict(description=f'ids of {self.ids.path}' if self.ids else source)
             tables[self.out_dir / 'images.json'] = dict(info=info, images=self.images, categories=categories)
             if self.is_panoptic or self.panoptic:
                 things = self.predictor.meta.get('thing_classes', ())
-                kinds = [dict(item, isthing=int(item['name'] in things)) for item in categories]
+                categories = [dict(item, isthing=int(item['name'] in things)) for item in categories]
                 tables[self.out_dir / 'panoptic.json'] = dict(
-                    images=self.images, annotations=self.panoptic, categories=kinds
+                    images=self.images, annotations=self.panoptic, categories=categories
                 )
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
-            tables[self.out_dir / 'results.json'] = self.objects
+            tables[self.out_dir / 'results.json'] = self.entries
         return tables
 
     def _make_path(self, folder: str, name: str, suffix: str) -> Path:

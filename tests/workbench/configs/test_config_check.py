@@ -89,7 +89,7 @@ def test_an_exported_model_of_other_classes_than_a_published_data_set(monkeypatc
         exported = SimpleNamespace(info=dict(classes=classes, task='segmentation'))
         monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_, exported=exported: exported)
         with pytest.warns(error, match=message) if error is UserWarning else pytest.raises(error, match=message):
-            predictor.set_exported(copy.deepcopy(cfg), 'exported')
+            predictor.use_exported_model(copy.deepcopy(cfg), 'exported')
 
 
 @pytest.mark.parametrize(('option', 'made'), [('model.roi_head.bbox_head.num_classes=7', 2),

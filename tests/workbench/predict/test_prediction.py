@@ -108,6 +108,19 @@ def test_models_of_other_kinds(sample, words):
         assert (p.names, p.scores.tolist()) == (['bolt', 'nut'], [0.75, 0.25])
 
 
+def test_a_second_model_leaves_the_colours_of_the_first(tmp_path):
+    """A model drew with the classes and colours of the model of its toolbox that was opened last."""
+    first, second = save_random_model(SEGMENTATION, tmp_path, randomise), tmp_path / 'second.pth'
+    loaded = torch.load(first)
+    loaded['meta']['dataset_meta']['palette'].reverse()
+    torch.save(loaded, second)
+    (prediction,) = load(SEGMENTATION, first).predict(noise((64, 96), 1))
+    before = prediction.draw()
+    (other,) = load(SEGMENTATION, second).predict(noise((64, 96), 1))
+    assert (other.draw() != before).any()
+    assert (prediction.draw() == before).all()
+
+
 def test_features_are_the_outputs_of_the_backbone(model):
     picture = noise((64, 96), 2)
     seen = []
