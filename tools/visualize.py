@@ -134,14 +134,14 @@ def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray
     """Return the predictor, its input for the image, and the image in the size of this input, (H, W, 3) uint8 RGB."""
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.job import open_predictor
-    from swin_backbone.workbench.predict.explain import resized_picture
+    from swin_backbone.workbench.predict.explain import resize_picture
 
     medium = media.find_media([args.image])[0]
     predictor = open_predictor(make_job(args), args.checkpoint)
     predictor.require_backbone()
     frame = next(media.read_frames(medium, load=predictor.load))
     prepared = predictor.preprocess(frame)
-    return predictor, prepared, resized_picture(frame, prepared)
+    return predictor, prepared, resize_picture(frame, prepared)
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':

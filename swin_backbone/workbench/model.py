@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .job import Job
 
 PathLike = Union[str, Path]
-# Options for a resolved config; the others are in the config
-RUNTIME_OPTIONS = 'amp precision compile device threads skip_unreadable allow_missing unsafe_load'
+# Options of `load` that a config which `combine` has returned does not have
+OPTIONS_AFTER_COMBINE = 'amp precision compile device threads skip_unreadable allow_missing unsafe_load'
 
 
 class Model:
@@ -41,7 +41,7 @@ class Model:
 
         prepare_process()
         self._config, self._options, self.checkpoint = config, options, checkpoint
-        self._opened: Any = None
+        self._cached_predictor: Any = None
         self.cfg: Optional[Config] = None
         self.work_dir: Optional[str] = None
         if is_exported(config):
@@ -121,7 +121,7 @@ class Model:
             try:
                 run_loop(runner, 'train')
             finally:
-                self.cfg, self._opened = runner.cfg, None
+                self.cfg, self._cached_predictor = runner.cfg, None
                 self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
 
@@ -133,7 +133,7 @@ class Model:
         """
         from .job import test
 
-        return test(self._job('test'), self._require_checkpoint('test'))
+        return test(self._job_for('test'), self._require_checkpoint('test'))
 
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
@@ -151,7 +151,7 @@ class Model:
         """
         from .job import report
 
-        return report(self._job('report'), self._require_checkpoint('report'), out_dir, compare, overwrite)
+        return report(self._job_for('report'), self._require_checkpoint('report'), out_dir, compare, overwrite)
 
     def predict(
         self,
@@ -201,21 +201,21 @@ class Model:
 
         reason = 'is for tests and predictions: an export takes a model loaded without it'
         refuse_options(self._options, ('amp', 'precision', 'compile', 'allow_missing'), reason)
-        return export(self._job('export'), self._require_checkpoint('export'), Path(out), format, **options)
+        return export(self._job_for('export'), self._require_checkpoint('export'), Path(out), format, **options)
 
     @property
     def _predictor(self) -> Any:
         from .job import open_exported, open_predictor
 
-        if self._opened is None:
+        if self._cached_predictor is None:
             if self.cfg is None:
-                self._opened = open_exported(self._config, self._options)
+                self._cached_predictor = open_exported(self._config, self._options)
             else:
-                self._opened = open_predictor(self._job('predict'), self.checkpoint)
-        return self._opened
+                self._cached_predictor = open_predictor(self._job_for('predict'), self.checkpoint)
+        return self._cached_predictor
 
-    def _job(self, action: str) -> Job:
-        options = Options(**{name: getattr(self._options, name) for name in RUNTIME_OPTIONS.split()})
+    def _job_for(self, action: str) -> Job:
+        options = Options(**{name: getattr(self._options, name) for name in OPTIONS_AFTER_COMBINE.split()})
         return _make_job(self._require_config(action), options)
 
     def _require_config(self, action: str) -> Config:
@@ -267,22 +267,22 @@ def _make_job(config: Union[str, Config], options: Options) -> Job:
 
 
 def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str], Frame]]:
-    """Return the frames of pictures, each with the path of a file, which the predictor loads.
+    """Return the frames of pictures, each with the path of its file, or None for pixels. The predictor loads files.
 
     Raises:
-        ValueError, TypeError: for a wrong picture, before the first frame.
+        ValueError, TypeError: for a wrong picture, before the first file is read.
     """
     import numpy as np
 
     from .data.media import find_media, make_frame, read_frames
 
-    def frames_of(medium: Medium) -> Iterator[tuple[Optional[str], Frame]]:
+    def iter_medium(medium: Medium) -> Iterator[tuple[Optional[str], Frame]]:
         return ((str(medium.path), frame) for frame in read_frames(medium, load=predictor.load))
 
-    frames: list[Iterable[tuple[Optional[str], Frame]]] = []
-    for number, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):
+    sources: list[Iterable[tuple[Optional[str], Frame]]] = []
+    for index, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):
         if isinstance(picture, (str, Path)):
-            frames += map(frames_of, find_media([str(picture)]))
+            sources += map(iter_medium, find_media([str(picture)]))
             continue
         pixels = np.asarray(picture)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
@@ -290,5 +290,5 @@ def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str],
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )
         # a copy: a camera may write the next picture into the same array before this one is drawn
-        frames.append([(None, make_frame(pixels[..., ::-1].copy(), Path(f'picture_{number}')))])
-    return chain.from_iterable(frames)
+        sources.append([(None, make_frame(pixels[..., ::-1].copy(), Path(f'picture_{index}')))])
+    return chain.from_iterable(sources)

@@ -26,16 +26,16 @@ PICTURE_SUFFIXES = (
 )  # what OpenCV reads; HDR and EXR have no range of colours
 SKIP_HINT = '; --skip-unreadable goes on without such pictures'  # ends an error
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
-ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
+ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # last bytes of JPEG and PNG by the first
 
 
 class Medium(NamedTuple):
     """A picture or video.
 
     Args:
-        path: of the file.
-        name: of results, without suffix; no other medium has it.
-        is_video: not a picture.
+        path: path of the file.
+        name: name of its results, without suffix; no other medium has it.
+        is_video: whether it is a video.
     """
 
     path: Path
@@ -65,7 +65,7 @@ def make_frame(pixels: NDArray[Any], path: Path = Path('picture')) -> Frame:
 
 
 def find_media(inputs: Sequence[str]) -> list[Medium]:
-    """Return the pictures and videos of inputs, each once: of a file, below a folder, or matching a pattern.
+    """Return the pictures and videos of inputs, each once. An input is a file, a folder or a pattern.
 
     Folders of results inside an input folder are skipped: see `mark_folder`.
 
@@ -124,7 +124,7 @@ def _fold_case(name: str) -> str:
 
 @contextmanager
 def _link_in_utf_8(path: Path) -> Iterator[Path]:
-    """Yield the path of a file or folder, or of a link if the name is not UTF-8, which OpenCV cannot open."""
+    """Yield a path that OpenCV can open: of a file or folder or, if its name is not UTF-8, of a link to it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -154,7 +154,7 @@ def read_frames(
     """Yield the frames of a video in order, or the picture.
 
     Args:
-        max_pixels: a larger frame is reduced to so many.
+        max_pixels: number of pixels to which a larger frame is reduced.
         load: reads a picture, as `Predictor.load`; None: `read_picture`.
 
     Raises:
@@ -202,16 +202,16 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     return decode_picture(path.read_bytes(), str(path))
 
 
-def decode_picture(data: bytes, name: str) -> NDArray[Any]:
+def decode_picture(encoded: bytes, name: str) -> NDArray[Any]:
     """Return the pixels of a picture in memory as BGR, (H, W, 3) uint8: of a TIFF by `read_tiff`, else by OpenCV.
 
     Raises:
         OSError: if it cannot be decoded, with the name.
     """
-    if is_tiff(data):
-        return read_tiff(data, name)
+    if is_tiff(encoded):
+        return read_tiff(encoded, name)
     try:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:  # of more than 2 ** 30 pixels
         raise OSError(f'{name} cannot be read as a picture: {error.err}') from error
     if pixels is None:
@@ -225,19 +225,19 @@ def describe_reduction(path: Path) -> str:
     An unreadable file has no note: its loader raises the error.
     """
     with open(path, 'rb') as file:
-        head = file.read(26)
-        if is_tiff(head):
+        first_bytes = file.read(26)
+        if is_tiff(first_bytes):
             file.seek(0)
             with suppress(OSError):
                 return describe_tiff(path.read_bytes(), str(path)) if may_be_reduced(read_tiff_tags(file)) else ''
             return ''
-    if not (head.startswith(b'\x89PNG') and len(head) == 26 and head[24] > 8):
+    if not (first_bytes.startswith(b'\x89PNG') and len(first_bytes) == 26 and first_bytes[24] > 8):
         return ''
     pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if pixels is None or pixels.dtype != np.uint16:
         return ''
     loss = f'its largest value {pixels.max()} becomes {read_picture(path).max()} of 255'
-    return f'{path} has {head[24]} bits a channel, {UPPER_8}: {loss}'
+    return f'{path} has {first_bytes[24]} bits a channel, {UPPER_8}: {loss}'
 
 
 def convert_to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:
@@ -261,13 +261,13 @@ def check_not_truncated(path: Path) -> None:
     """
     require_file(path)
     with open(path, 'rb') as file:
-        head = file.read(8)
-        if not head:
+        first_bytes = file.read(8)
+        if not first_bytes:
             raise OSError(f'{path} is empty')
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
-        tail = file.read()
+        last_bytes = file.read()
     for begin, end in ENDS.items():
-        if head.startswith(begin) and not tail.endswith(end):  # cut off, or followed by more, which is allowed
+        if first_bytes.startswith(begin) and not last_bytes.endswith(end):  # cut off, or more follows, which is allowed
             try:
                 with Image.open(path) as image:
                     image.load()
@@ -278,20 +278,20 @@ def check_not_truncated(path: Path) -> None:
 def read_picture_size(path: Path) -> tuple[int, int]:
     """Return height and width of a picture as `read_picture` does.
 
-    They are from the header, or, if the header has an orientation, from the pixels: libraries turn different formats.
+    They are those of the header or, if it has an orientation, those of the pixels: libraries turn different formats.
 
     Raises:
         OSError: if it is missing or no picture, with the path.
     """
     require_file(path)
     with open(path, 'rb') as file:
-        head = file.read(4)
+        first_bytes = file.read(4)
         file.seek(0)
         tags = read_tiff_tags(file)
     if tags:
         return read_tiff_size(tags, str(path))
     try:
-        if not is_tiff(head):
+        if not is_tiff(first_bytes):
             with Image.open(path) as image:
                 width, height = image.size
                 if image.getexif().get(ExifTags.Base.Orientation) in (None, 1):
@@ -306,7 +306,7 @@ class VideoWriter:
     """Write frames (H, W, 3) BGR as an MP4, at the rate of their video.
 
     Args:
-        path: of the MP4, complete after `close`.
+        path: path of the MP4, which is complete after `close`.
         source: the video.
     """
 
@@ -315,8 +315,8 @@ class VideoWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
-        with _link_in_utf_8(source.path) as named:
-            self.rate = cv2.VideoCapture(str(named)).get(cv2.CAP_PROP_FPS) or 25.0
+        with _link_in_utf_8(source.path) as readable:
+            self.rate = cv2.VideoCapture(str(readable)).get(cv2.CAP_PROP_FPS) or 25.0
         self.writer: Optional[cv2.VideoWriter] = None
         self.frames = 0
 

@@ -21,39 +21,43 @@ class CocoIds:
         path: the JSON. Its annotations are not read.
         predictor: of a detector.
 
+    Attributes:
+        images: ids of images, by the parts of file_name.
+        categories: ids of the model's classes, by label.
+
     Raises:
-        ValueError: for another model.
+        ValueError: for a predictor of another model.
         DataError: if the file lacks images or categories, or has no category for a class.
     """
 
     def __init__(self, path: str, predictor: Predictor):
         if predictor.scope != 'mmdet':
             raise ValueError('--annotations takes a detector: results of other models have no ids')
-        self.path, classes = path, predictor.meta['classes']
+        self.path = path
+        classes = predictor.meta['classes']
         try:
-            data = json.loads(read_text(path, LARGEST_FILE))
-            numbers = {category['name']: category['id'] for category in data['categories']}
-            self.images: dict[tuple[str, ...], Any] = {
-                PurePosixPath(image['file_name'].replace('\\', '/')).parts: image['id'] for image in data['images']
+            content = json.loads(read_text(path, LARGEST_FILE))
+            ids = {category['name']: category['id'] for category in content['categories']}
+            self.images: dict[tuple[str, ...], int] = {
+                PurePosixPath(image['file_name'].replace('\\', '/')).parts: image['id'] for image in content['images']
             }
         except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise DataError(f"{path} is no JSON with images and categories in COCO's format") from error
-        missing = [name for name in classes if name not in numbers]
+        missing = [name for name in classes if name not in ids]
         if missing:
-            raise DataError(f'{path} has no category {missing[0]!r} of the model; it has {", ".join(numbers)}')
-        self.categories = [numbers[name] for name in classes]
+            raise DataError(f'{path} has no category {missing[0]!r} of the model; it has {", ".join(ids)}')
+        self.categories = [ids[name] for name in classes]
 
     def find_id(self, picture: Path) -> int:
-        """Return the id of a picture: its path ends with the file_name. The longest file_name counts.
+        """Return the id of the image with whose file_name the path of a picture ends. The longest file_name counts.
 
         Raises:
-            DataError: if there is none.
+            DataError: if no file_name ends the path.
         """
         parts = picture.absolute().parts
         for begin in range(len(parts)):
             if parts[begin:] in self.images:
-                number: int = self.images[parts[begin:]]
-                return number
+                return self.images[parts[begin:]]
         raise DataError(f'--annotations: {self.path} has no image with the file_name of {picture}')
 
     def require_all(self, pictures: Sequence[Path]) -> None:

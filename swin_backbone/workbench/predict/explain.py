@@ -22,9 +22,9 @@ class Explained(NamedTuple):
     """A class activation map.
 
     Args:
-        map_HW: of the stage, from 0 to 1.
+        map_HW: values from 0 to 1, in the size of the stage's map.
         class_name: name of the class.
-        score: of the box; for a segmentor the share of pixels with the class.
+        score: score of the box; for a segmentor the share of pixels with the class.
         box: (x1, y1, x2, y2) in pixels of the model's input; None for a segmentor.
     """
 
@@ -34,7 +34,7 @@ class Explained(NamedTuple):
     box: Optional[list[float]]
 
 
-def resized_picture(frame: Frame, prepared: dict[str, Any]) -> NDArray[Any]:
+def resize_picture(frame: Frame, prepared: dict[str, Any]) -> NDArray[Any]:
     """Return the pixels of a frame in the size of the model's input without padding, (H, W, 3) uint8 RGB."""
     height, width = prepared['data_samples'].img_shape[:2]
     pixels = cv2.resize(convert_to_bgr(frame.pixels), (width, height), interpolation=cv2.INTER_AREA)
@@ -52,10 +52,10 @@ def explain(
     """Return a class activation map of a box of a detector, or of a class of a segmentor.
 
     Args:
-        prepared: of `Predictor.preprocess`.
+        prepared: result of `Predictor.preprocess`.
         stage, method: see `class_activation_map`.
         class_name: Default: any class of a detector, the most frequent class of a segmentor's picture.
-        number: of the box among the boxes of the class, by score, from 1.
+        number: number of the box among the boxes of the class, from 1 for the highest score.
 
     Raises:
         ValueError: if there is no such class or box; or see `class_activation_map`.
@@ -64,22 +64,23 @@ def explain(
     if class_name is not None and class_name not in classes:
         raise ValueError(f'the class must be one of {", ".join(classes)}, got {class_name!r}')
     label = None if class_name is None else classes.index(class_name)
-    choose: Callable[..., Any] = _score_of_box if predictor.scope == 'mmdet' else _score_of_class
-    choices: list[Any] = []
+    find: Callable[..., Any] = _find_box if predictor.scope == 'mmdet' else _find_class
+    found: list[Any] = []
 
     def score() -> Tensor:
         with predictor.in_scope(), _scores_keep_gradients():
             (sample,) = predictor.model.test_step(pseudo_collate([prepared]))
-        choices[:] = choose(sample, label, number)
-        value: Tensor = choices[0]
-        return value
+        found[:] = find(sample, label, number)
+        tensor: Tensor = found[0]
+        return tensor
 
     map_HW = class_activation_map(predictor.model, score, stage, method)[0]
-    _, chosen, value, box = choices
-    return Explained(map_HW, classes[chosen], value, box)
+    _, found_label, value, box = found
+    return Explained(map_HW, classes[found_label], value, box)
 
 
-def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, list[float]]:
+def _find_box(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, list[float]]:
+    """Return score, label, score as a number, and box of an object."""
     objects = sample.pred_instances
     if label is not None:
         objects = objects[objects.labels == label]
@@ -91,11 +92,12 @@ def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) ->
     return best.scores[0], int(best.labels), best.scores.item(), box.tolist()
 
 
-def _score_of_class(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, None]:
-    """Return the mean of a class's logits over the pixels of the class."""
+def _find_class(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, None]:
+    """Return the mean of a class's logits over its pixels, label, share of pixels, and None for the box."""
     if number != 1:
         raise ValueError(f'the number is of a box, and a segmentor has none; got {number}')
-    logits_KHW, labels_HW = sample.seg_logits.data, sample.pred_sem_seg.data[0]
+    logits_KHW = sample.seg_logits.data
+    labels_HW = sample.pred_sem_seg.data[0]
     if len(logits_KHW) == 1:  # the probability of the second class
         logits_KHW = torch.cat([1 - logits_KHW, logits_KHW])
     if label is None:

@@ -57,12 +57,14 @@ class Prediction:
         score_thr: ScoreThr,
         ids: Optional[CocoIds] = None,
     ):
-        self.path, self.sample, self.score_thr = path, sample.cpu(), score_thr
+        self.path, self.score_thr = path, score_thr
+        self.sample = sample.cpu()
         self.classes: tuple[str, ...] = tuple(predictor.meta['classes'])
         self.category_ids = find_category_ids(predictor) if ids is None else ids.categories
         self.image_id: Optional[int] = None if ids is None or path is None else ids.find_id(Path(path))
-        self._predictor, self._size, self._shape = predictor, frame.size, frame.pixels.shape
-        self._frame = frame if path is None or frame.medium.is_video else None  # None: `path` is read again
+        self._predictor = predictor
+        self._size, self._shape = frame.size, frame.pixels.shape  # of the original, and of the pixels, maybe reduced
+        self._frame = frame if path is None or frame.medium.is_video else None  # None: `draw` reads `path` again
         self.boxes: NDArray[Any] = np.zeros((0, 4), np.float32)
         self.scores: NDArray[Any] = np.zeros(0, np.float32)
         self.labels: NDArray[Any] = np.zeros(0, np.int64)
@@ -81,7 +83,8 @@ class Prediction:
             order = objects.scores.argsort(descending=True, stable=True)
             lowest = objects.scores.new_tensor(list_thresholds(score_thr, self.classes))[objects.labels]
             objects = objects[order[(objects.scores >= lowest)[order]]]
-            self.scores, self.labels = objects.scores.float().numpy(), objects.labels.numpy()
+            self.scores = objects.scores.float().numpy()
+            self.labels = objects.labels.numpy()
             if 'bboxes' in objects:
                 self.boxes = objects.bboxes.float().numpy()
             if 'masks' in objects:
@@ -162,19 +165,19 @@ class Prediction:
 
     def __repr__(self) -> str:
         height, width = self._size
-        parts = [f'{self.path or "pixels"!s}', f'{width}x{height}']
+        texts = [f'{self.path or "pixels"}', f'{width}x{height}']
         if 'pred_score' in self.sample:
-            parts.append(f'{self.names[0]} {self.scores[0]:.2f}')
+            texts.append(f'{self.names[0]} {self.scores[0]:.2f}')
         elif 'pred_instances' in self.sample:
-            counts = ', '.join(f'{number} {name}' for name, number in Counter(self.names).most_common())
-            parts.append(f'{len(self.names)} objects' + (f': {counts}' if counts else ''))
+            counts = ', '.join(f'{count} {name}' for name, count in Counter(self.names).most_common())
+            texts.append(f'{len(self.names)} objects' + (f': {counts}' if counts else ''))
         if self.label_map is not None:
             labels, counts_K = np.unique(self.label_map, return_counts=True)
             order = counts_K.argsort()[::-1][:5]
-            names = (*self.classes, 'background')  # the number behind the classes, of panoptic heads
+            names = (*self.classes, 'background')  # which a panoptic head numbers behind the classes
             shares = (f'{names[labels[index]]} {counts_K[index] / self.label_map.size:.0%}' for index in order)
-            parts.append(', '.join(shares))
-        return f'Prediction({"; ".join(parts)})'
+            texts.append(', '.join(shares))
+        return f'Prediction({"; ".join(texts)})'
 
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
@@ -192,7 +195,7 @@ def find_category_ids(predictor: Predictor) -> Sequence[int]:
     classes = tuple(predictor.meta['classes'])
     if len(ids) == len(classes):
         return ids
-    things = [number for number in range(1, 91) if number not in COCO_GAPS]
+    things = [category_id for category_id in range(1, 91) if category_id not in COCO_GAPS]
     if classes == tuple(CocoDataset.METAINFO['classes']):
         return things
     if classes == tuple(CocoPanopticDataset.METAINFO['classes']):
@@ -206,14 +209,14 @@ def enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
 
 
 def number_segments(numbers_HW: NDArray[Any], classes: Sequence[str]) -> tuple[NDArray[Any], list[dict[str, Any]]]:
-    """Return mmdet's segments with ids from 1, (H, W), and a dict of each: 0 is no segment in COCO's PNGs."""
+    """Return the ids of mmdet's segments at each pixel, from 1 and 0 for none as in COCO's PNGs, and a dict of each."""
     numbers_N, index_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
     labels_N = numbers_N % INSTANCE_OFFSET
     is_segment_N = labels_N < len(classes)
     ids_N = is_segment_N.cumsum() * is_segment_N
     segments = [
-        dict(id=number, label=label, name=classes[label], area=area)
-        for number, label, area in zip(ids_N.tolist(), labels_N.tolist(), areas_N.tolist())
-        if number
+        dict(id=segment_id, label=label, name=classes[label], area=area)
+        for segment_id, label, area in zip(ids_N.tolist(), labels_N.tolist(), areas_N.tolist())
+        if segment_id
     ]
     return ids_N[index_HW.reshape(numbers_HW.shape)], segments

@@ -42,12 +42,12 @@ _one_at_a_time = threading.RLock()  # all threads share mmengine's scope, and a 
 
 
 class Predictor:
-    """Model of a config with the weights of a checkpoint. Calls of several threads run in turn.
+    """The model of a config with the weights of a checkpoint. Calls of several threads run in turn.
 
     Args:
-        cfg: of mmdet, mmseg or mmpretrain.
+        cfg: config of mmdet, mmseg or mmpretrain.
         checkpoint: path or URL of the whole model; None: initial weights of the config.
-        device: name of torch.
+        device: torch's name of the device.
         unsafe_load: see `load_checkpoint`.
         allow_missing: accept a checkpoint without some weights of the model.
         amp: predict in `mixed_precision` of this dtype; None: in float32.
@@ -55,10 +55,10 @@ class Predictor:
 
     Attributes:
         pipeline: the test pipeline for frames, whose pixels are in memory.
-        loading_step: the first step of `pipeline`. A frame has pixels, so it only converts their colours. `load` reads a
-            file by the loading steps of the test pipeline.
+        loading_step: the first step of `pipeline`, which converts the colours of a frame's pixels. `load` reads a file
+            by the loading steps of the test pipeline.
         is_reducing: whether `load` leaves out bits above 8 and bands above 3.
-        score_thr: lowest score of an object, 0.3; of an exported folder the one that it was exported with.
+        score_thr: lowest score of an object: 0.3, or the one that a folder was exported with.
 
     Raises:
         ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
@@ -78,7 +78,7 @@ class Predictor:
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
-        cfg = copy.deepcopy(cfg)  # which stays unchanged
+        cfg = copy.deepcopy(cfg)
         install_checkpoint_loaders(unsafe_load)
         self.amp = amp and check_amp(amp, torch.device(device).type)
         self.score_thr: ScoreThr = SCORE_THR
@@ -124,7 +124,7 @@ class Predictor:
                 item = self._file_pipeline(dict(img_path=str(path), img_id=0))
             except OSError:
                 raise
-            except Exception as error:  # of a decoder
+            except Exception as error:  # a decoder raises anything
                 raise OSError(f'{path} cannot be read as a picture: {error}') from error
         if item is None or 'img' not in item:
             raise OSError(f'{path} is no picture for the test pipeline')
@@ -192,7 +192,7 @@ class Predictor:
         return getattr(getattr(self.model, 'decode_head', None), 'threshold', None)
 
     def input_size(self, size: Size) -> Size:
-        """Return height and width of the model's input for a frame of `size`, before padding to a multiple."""
+        """Return height and width of the model's input for a frame of `size`, before the padding to a multiple."""
         height, width = self.preprocess(make_frame(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
         return height, width
 
@@ -200,7 +200,7 @@ class Predictor:
     def window_alignment(self) -> int:
         """Return the least common multiple of the windows' sides in pixels; 32 for a backbone of another package.
 
-        A shift by a multiple of this moves all windows with the picture.
+        A picture that is shifted by a multiple of it has the same windows.
         """
         try:
             windows = find_backbone(self.model).window_size
@@ -227,7 +227,8 @@ class Predictor:
         """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
         settings = {}
         if 'pred_instances' in sample:
-            objects, sample = sample.pred_instances, sample.clone()
+            objects = sample.pred_instances
+            sample = sample.clone()
             lowest = objects.scores.new_tensor(list_thresholds(score_thr, self.meta['classes']))
             sample.pred_instances = objects[objects.scores >= lowest[objects.labels]]
             settings = dict(pred_score_thr=0.0)

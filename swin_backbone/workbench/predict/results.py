@@ -39,8 +39,8 @@ class ResultsWriter:
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object, see `choose_score_thr`.
         first_label: value of the first class in label PNGs.
-        annotations: COCO JSON whose ids a detector's pictures and categories get. Default: pictures have ids from 1, and
-            categories those of the training, see `Prediction`.
+        annotations: COCO JSON with the ids of a detector's pictures and categories. Default: pictures have ids from 1,
+            and categories those of the training, see `Prediction`.
         save_features: write features.
 
     Raises:
