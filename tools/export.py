@@ -46,19 +46,19 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.configs.data_parts import find_tested_dataset
-    from swin_backbone.workbench.data import media
-    from swin_backbone.workbench.export.picture import load_bands, load_settings
+    from swin_backbone.workbench.data.media import find_media
+    from swin_backbone.workbench.export.picture import find_load_settings, load_bands
     from swin_backbone.workbench.export.verify import outcome
     from swin_backbone.workbench.job import export
 
     with exit_with_message(ANY_ERROR, args.debug):
-        media_files = [medium for medium in media.find_media(args.pictures or []) if not medium.is_video]
-        if args.pictures and not media_files:
+        paths = [str(medium.path) for medium in find_media(args.pictures or []) if not medium.is_video]
+        if args.pictures and not paths:
             raise ValueError(f'--pictures takes pictures, got videos alone: {", ".join(args.pictures)}')
         job = make_job(args)
         job.print(describe_unused_options(args, job.cfg.get('default_scope')))
-        load = load_settings(find_tested_dataset(job.cfg).pipeline)
-        pictures = [load_bands(str(medium.path), load) for medium in media_files]
+        load_settings = find_load_settings(find_tested_dataset(job.cfg).pipeline)
+        pictures = [load_bands(path, load_settings) for path in paths]
         manifest = export(
             job,
             args.checkpoint,

@@ -28,7 +28,7 @@ def export_refusal(name: str, known: Iterable[str] = ()) -> ExportError:
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
 
 
-def require_kind(part: Any, *names: str) -> None:
+def require_class(part: Any, *names: str) -> None:
     """Raise the refusal of a part of another class than `names`."""
     if type(part).__name__ not in names:
         raise export_refusal(type(part).__name__, names)

@@ -24,7 +24,7 @@ from .runtime import resize, resized_size
 
 Content = tuple[Tensor, Tensor]  # rows (H,) and columns (W,) of a padded picture: True in the content
 LOADERS = ('LoadPicture', 'LoadImageFromFile')  # classes of steps
-LOAD = dict(color_type='color', imdecode_backend='cv2')  # how these decode by default
+LOAD_DEFAULTS = dict(color_type='color', imdecode_backend='cv2')  # of these classes
 MAX_PIXELS = 1 << 26  # of a picture, before or after the resize
 MAX_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
@@ -246,22 +246,22 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     return rule
 
 
-def load_settings(pipeline: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def find_load_settings(pipeline: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the arguments of `LoadPicture` with which a test pipeline decodes; none without a loader of files."""
     step: Optional[dict[str, Any]] = next((step for step in pipeline if type_name(step) in LOADERS), None)
-    return {} if step is None else {name: step.get(name, default) for name, default in LOAD.items()}
+    return {} if step is None else {name: step.get(name, default) for name, default in LOAD_DEFAULTS.items()}
 
 
-def load_bands(path: str, load: dict[str, Any]) -> NDArray[Any]:
+def load_bands(path: str, load_settings: dict[str, Any]) -> NDArray[Any]:
     """Return the pixels of a file (h, w, bands) for an exported model.
 
     Args:
-        load: see `load_settings`.
+        load_settings: see `find_load_settings`.
 
     Raises:
         OSError: if the file cannot be read.
     """
-    return np.atleast_3d(LoadPicture(**load).read(path))
+    return np.atleast_3d(LoadPicture(**load_settings).read(path))
 
 
 def at_one_size(cfg: Config, shape: Size) -> Config:
@@ -285,12 +285,12 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
         dataset.pipeline = [step for name, step in zip(names, dataset.pipeline) if name not in ('Resize', 'Pad')]
         dataset.pipeline.append(fit)
         return cfg
-    load, *others = (
+    loading_step, *others = (
         step
         for name, step in zip(names, dataset.pipeline)
         if name != 'Resize' and (name != 'Pad' or step.get('size_divisor'))
     )
-    dataset.pipeline = [load, dict(type='Resize', scale=shape[::-1], keep_ratio=False), *others]
+    dataset.pipeline = [loading_step, dict(type='Resize', scale=shape[::-1], keep_ratio=False), *others]
     return cfg
 
 
@@ -314,6 +314,6 @@ def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Op
     pipeline = find_tested_dataset(cfg).pipeline
     pixels = min(MAX_PIXELS, MAX_VALUES // planes)
     return dict(
-        preprocessing=dict(load=load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
+        preprocessing=dict(load=find_load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
         limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),
     )

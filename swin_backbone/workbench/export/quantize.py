@@ -20,7 +20,7 @@ from ..data.media import make_frame
 from ..predict.predictor import Predictor
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import load_bands, load_settings, resize_rule
+from .picture import find_load_settings, load_bands, resize_rule
 from .runtime import openvino_core, resize
 
 CALIBRATION_PICTURES = 64
@@ -28,8 +28,8 @@ CALIBRATION_PICTURES = 64
 Feed = list[NDArray[Any]]
 
 
-def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[Any]]:
-    """Yield pictures of a config's data set, chosen at equal distances.
+def dataset_pictures(cfg: Config, phase: str, max_pictures: int) -> Iterator[NDArray[Any]]:
+    """Yield up to `max_pictures` pictures of a config's data set, chosen at equal distances.
 
     Args:
         phase: 'train' or 'test'.
@@ -39,11 +39,11 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
     """
     try:
         (_, settings), *_ = list_dataset_configs(cfg, phase)
-        load = load_settings(find_tested_dataset(cfg).pipeline)
+        load_settings = find_load_settings(find_tested_dataset(cfg).pipeline)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             dataset = DATASETS.build(copy.deepcopy(dict(settings, pipeline=[])))
-        for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
-            yield load_bands(dataset.get_data_info(int(index))['img_path'], load)
+        for index in np.unique(np.linspace(0, len(dataset) - 1, max_pictures).astype(int)):
+            yield load_bands(dataset.get_data_info(int(index))['img_path'], load_settings)
     except Exception as error:  # a data set of a user raises anything
         raise ExportError(f'the {phase} set of the config cannot be read ({error})') from error
 

@@ -32,11 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MANIFEST = 'deploy.json'
-ENTRIES = ('format', 'precision', 'task', 'file', 'sha256', 'inputs', 'outputs')  # of every deploy.json
+REQUIRED_KEYS = ('format', 'precision', 'task', 'file', 'sha256', 'inputs', 'outputs')  # of every deploy.json
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
 SCORE_THR = 0.3  # lowest score of a printed object, unless deploy.json has another
 CORE_LOCK = Lock()
-TIFF = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # how a file begins
+TIFF = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the first bytes of a file
 FLAGS = {
     'color': cv2.IMREAD_COLOR,
     'color_ignore_orientation': cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
@@ -178,14 +178,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the contents of deploy.json.
 
     Raises:
-        RuntimeProblem: if deploy.json cannot be read, or lacks an entry of `ENTRIES`.
+        RuntimeProblem: if deploy.json cannot be read, or lacks one of `REQUIRED_KEYS`.
     """
     path = folder / MANIFEST
     if not path.is_file():  # reading from a pipe might never end
         raise RuntimeProblem(f'{folder} is no exported model: it has no file {MANIFEST}')
     try:
         info: dict[str, Any] = json.loads(path.read_bytes())
-        missing = [name for name in ENTRIES if name not in info]
+        missing = [key for key in REQUIRED_KEYS if key not in info]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RuntimeProblem(f'{path} cannot be read ({error}): export the model again') from error
     if missing:
@@ -206,9 +206,9 @@ def check_files(folder: Path, info: Mapping[str, Any]) -> None:
         RuntimeProblem: if a file is missing, lies elsewhere, has no SHA-256 or differs.
     """
     sha256 = info['sha256'] if isinstance(info['sha256'], dict) else {}
-    for entry in {'file', 'library'} & info.keys():
-        if not (isinstance(info[entry], str) and info[entry] in sha256):
-            raise RuntimeProblem(f'{folder / MANIFEST}: {entry} takes a name in sha256, got {info[entry]!r}')
+    for key in {'file', 'library'} & info.keys():
+        if not (isinstance(info[key], str) and info[key] in sha256):
+            raise RuntimeProblem(f'{folder / MANIFEST}: {key} takes a name in sha256, got {info[key]!r}')
     for name, digest in sha256.items():
         path = folder / name
         if Path(name).name != name or not path.is_file() or (name == info.get('library') and path.is_symlink()):
@@ -284,11 +284,11 @@ def _open_onnxruntime(
 ) -> Run:
     import onnxruntime
 
-    device_name, _, number = device.partition(':')
+    device_name, _, device_id = device.partition(':')
     provider = DEVICES.get(device_name)
     available = onnxruntime.get_available_providers()
     if provider not in available:  # onnxruntime would compute on the CPU
-        known = ', '.join(name for name, known_provider in DEVICES.items() if known_provider in available)
+        known = ', '.join(name for name, provider in DEVICES.items() if provider in available)
         raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {known}')
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -296,7 +296,7 @@ def _open_onnxruntime(
         options.intra_op_num_threads = threads
     if library is not None:
         options.register_custom_ops_library(library._name)
-    providers = [(provider, {'device_id': number} if number else {})]
+    providers = [(provider, {'device_id': device_id} if device_id else {})]
     with _as_problem(f'onnxruntime cannot open {path}'):
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     names = [port['name'] for port in info['inputs']]

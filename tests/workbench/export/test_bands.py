@@ -20,7 +20,7 @@ from helpers.openmmlab.random_models import SEGMENTATION, save_random_model
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.workbench.data.media import find_media, read_frames
 from swin_backbone.workbench.export import export, predictor, runtime
-from swin_backbone.workbench.export.picture import load_bands, load_settings
+from swin_backbone.workbench.export.picture import find_load_settings, load_bands
 from swin_backbone.workbench.process import prepare_process
 
 PAGE = ROOT / 'docs/guides/more_bands.md'
@@ -152,7 +152,7 @@ def test_a_model_of_grey_pictures(tmp_path):
     cfg.test_dataloader.dataset.pipeline[0].color_type = 'grayscale'
     checkpoint, path = save_random_model(cfg, tmp_path, randomise), tmp_path / 'a.png'
     cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8))
-    pixels = load_bands(str(path), load_settings(cfg.test_dataloader.dataset.pipeline))
+    pixels = load_bands(str(path), find_load_settings(cfg.test_dataloader.dataset.pipeline))
     manifest = export.export_model(cfg, str(checkpoint), tmp_path / 'out', shape=(48, 64), pictures=[pixels])
     assert [figure['name'] for figure in manifest['verification']] == ['picture 1 of --pictures']
     maps = []

@@ -46,7 +46,7 @@ def refused(folder, record_fault):
 
 def test_an_entry_that_is_missing(record_fault, folder):
     info = json.loads((folder / 'deploy.json').read_text())
-    for name in runtime.ENTRIES:
+    for name in runtime.REQUIRED_KEYS:
         (folder / 'deploy.json').write_text(json.dumps({key: value for key, value in info.items() if key != name}))
         assert f'has no {name}: export the model again' in refused(folder, record_fault)
 

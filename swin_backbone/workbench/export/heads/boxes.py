@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ....openmmlab.config_parts import type_name
 from ....sizes import Size
-from ..graph import export_refusal, require_kind
+from ..graph import export_refusal, require_class
 from ..picture import Content
 from .operators import NEVER, graph_nms, graph_roi_align
 
@@ -134,19 +134,19 @@ class Regions(nn.Module):
 
     def __init__(self, extractor: Any):
         super().__init__()
-        require_kind(extractor, 'SingleRoIExtractor')
+        require_class(extractor, 'SingleRoIExtractor')
         for layer in extractor.roi_layers:
-            require_kind(layer, 'RoIAlign')
+            require_class(layer, 'RoIAlign')
             if layer.pool_mode != 'avg' or not layer.aligned:
                 raise export_refusal('RoIAlign with aligned=False or of mode max')
         self.extractor = extractor
 
     def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
-        """(R, C, height, width)."""
+        """Return the features of regions (R, C, height, width) of the maps of a pyramid."""
         layers = self.extractor.roi_layers
         region_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
         level_R = self.extractor.map_roi_levels(region_R5, len(layers))
-        indices, parts = [], []
+        indices, cuts = [], []
         for level, (map_BCHW, aligned) in enumerate(zip(maps, layers)):
             index = (level_R == level).nonzero()[:, 0]
             indices.append(index)
@@ -154,8 +154,8 @@ class Regions(nn.Module):
             cut = graph_roi_align(
                 map_BCHW, box_R4[index], image_R[index], height, width, aligned.spatial_scale, aligned.sampling_ratio
             )
-            parts.append(cut)
-        cut_RCHW = torch.cat(parts)
+            cuts.append(cut)
+        cut_RCHW = torch.cat(cuts)
         return cut_RCHW.new_zeros(box_R4.shape[0], *cut_RCHW.shape[1:]).index_copy(0, torch.cat(indices), cut_RCHW)
 
 

@@ -30,15 +30,15 @@ class DenseHead(boxes.Head):
 
         super().__init__()
         self.head: Any = copy_for_graph(model.bbox_head)
-        kind, name = type(self.head), type(self.head).__name__
+        cls = type(self.head)
         self.with_masks = isinstance(self.head, RTMDetInsHead)
         self.is_yolox = isinstance(self.head, YOLOXHead)
         if not self.with_masks and not self.is_yolox:
             for method in ('predict_by_feat', '_bbox_post_process'):
-                if getattr(kind, method, None) is not getattr(BaseDenseHead, method):
-                    raise export_refusal(f'{name}.{method}, which differs from that of BaseDenseHead,')
-            if CHOICE not in kind._predict_by_feat_single.__code__.co_names:
-                raise export_refusal(f'{name}._predict_by_feat_single, which does not call {CHOICE},')
+                if getattr(cls, method, None) is not getattr(BaseDenseHead, method):
+                    raise export_refusal(f'{cls.__name__}.{method}, which differs from that of BaseDenseHead,')
+            if CHOICE not in cls._predict_by_feat_single.__code__.co_names:
+                raise export_refusal(f'{cls.__name__}._predict_by_feat_single, which does not call {CHOICE},')
         self.cfg: Any = self.head.test_cfg
         boxes.check_nms(self.cfg.nms)
         self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
@@ -49,7 +49,8 @@ class DenseHead(boxes.Head):
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         outputs = self.head(maps)
         candidates = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
-        boxes_BN4, min_side = candidates.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
+        min_side = self.cfg.get('min_bbox_size', -1)
+        boxes_BN4 = candidates.bboxes / view.zoom_4
         scores_BN, boxes_BN4, label_BN, index_BN = boxes.suppress(
             boxes_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.max_objects, min_side
         )
@@ -131,14 +132,15 @@ class DenseHead(boxes.Head):
         self, map_BPHW: Tensor, image_n: Tensor, kernel_nC: Tensor, prior_n4: Tensor, view: boxes.View
     ) -> Tensor:
         """Return the masks of RTMDet. The layers of an object are matrix products with the map and relative places."""
-        head, picture_size, zoom_4 = self.head, view.picture_size or (1, 1), view.zoom_4
+        head, zoom_4 = self.head, view.zoom_4
+        picture_size = view.picture_size or (1, 1)
         H, W = map_BPHW.shape[-2:]
         point_M2 = head.prior_generator.single_level_grid_priors((H, W), level_idx=0, device=map_BPHW.device)
         offset_n2M = (prior_n4[:, None, :2] - point_M2).transpose(1, 2) / (prior_n4[:, 2, None, None] * 8)
         x = torch.cat([offset_n2M, map_BPHW.flatten(2)[image_n]], 1)
-        parts = kernel_nC.split([*head.weight_nums, *head.bias_nums], 1)
+        parameters = kernel_nC.split([*head.weight_nums, *head.bias_nums], 1)
         layers = len(head.weight_nums)
-        for index, (weight, bias) in enumerate(zip(parts[:layers], parts[layers:])):
+        for index, (weight, bias) in enumerate(zip(parameters[:layers], parameters[layers:])):
             outputs = head.bias_nums[index]
             x = weight.unflatten(1, (outputs, head.weight_nums[index] // outputs)) @ x + bias[..., None]
             x = x.relu() if index < layers - 1 else x

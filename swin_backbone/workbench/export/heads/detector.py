@@ -60,7 +60,7 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
     """Return the graph's head for a detector, or raise an ExportError with the part that prevents the export."""
     from mmdet.models import detectors
 
-    kinds: dict[Any, Any] = {
+    heads: dict[Any, Any] = {
         detectors.SparseRCNN: SparseHead,
         detectors.TwoStageDetector: RegionHead,
         detectors.Mask2Former: InstanceHead,
@@ -69,16 +69,16 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
         detectors.DetectionTransformer: TransformerHead,
     }
     if type(model).__name__ == 'CoDETR':  # class of an mmdet project, not imported here
-        kinds = {type(model): TransformerHead}
-    for kind, head in kinds.items():
-        if isinstance(model, kind):
+        heads = {type(model): TransformerHead}
+    for detector, make_head in heads.items():
+        if isinstance(model, detector):
             for method in ('predict', 'extract_feat'):
-                if getattr(type(model), method) is not getattr(kind, method):
+                if getattr(type(model), method) is not getattr(detector, method):
                     raise export_refusal(
-                        f'{type(model).__name__}.{method}, which differs from that of {kind.__name__},'
+                        f'{type(model).__name__}.{method}, which differs from that of {detector.__name__},'
                     )
-            built: nn.Module = head(model)
-            return built
+            head: nn.Module = make_head(model)
+            return head
     raise export_refusal(type(model).__name__)
 
 

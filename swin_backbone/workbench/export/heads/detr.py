@@ -46,12 +46,12 @@ class TransformerHead(boxes.Head):
 
     def __init__(self, model: Any, texts: Sequence[str] = ()):
         super().__init__()
-        kind = type(model).__name__
-        if kind not in DETRS:
-            raise export_refusal(f'{kind}.forward_transformer', DETRS)
+        name = type(model).__name__
+        if name not in DETRS:
+            raise export_refusal(f'{name}.forward_transformer', DETRS)
         if model.data_preprocessor.pad_size_divisor != 1:
             raise export_refusal('data_preprocessor.pad_size_divisor above 1, with masks of the padding,')
-        if kind == 'CoDETR':
+        if name == 'CoDETR':
             if model.eval_module != 'detr' or type(model.query_head).__name__ != 'CoDINOHead':
                 raise export_refusal(
                     f'CoDETR with {type(model.query_head).__name__} and eval_module={model.eval_module!r}',
@@ -61,17 +61,18 @@ class TransformerHead(boxes.Head):
         else:
             parts = copy.copy(model)
             unused = ('backbone', 'neck', 'language_model', 'text_feat_map')
-            parts._modules = {name: part for name, part in model._modules.items() if name not in unused}
+            parts._modules = {key: module for key, module in model._modules.items() if key not in unused}
         self.parts = copy_for_graph(parts)
         self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: token_centres(sizes, ratios)
         self.parts.gen_encoder_output_proposals = self._proposals
         cfg = parts.bbox_head.test_cfg
         self.max_objects = cfg.get('max_per_img', parts.num_queries)
-        self.is_dino = kind != 'DeformableDETR'
+        self.is_dino = name != 'DeformableDETR'
         self.nms: Any = None
         self.score_thr: Any = None
-        if kind == 'CoDETR':
-            self.nms, self.score_thr = cfg.get('nms'), cfg.get('score_thr', 0)
+        if name == 'CoDETR':
+            self.nms = cfg.get('nms')
+            self.score_thr = cfg.get('score_thr', 0)
             boxes.check_nms(self.nms or {})
             self.parts.encoder.forward = partial(_encode, self.parts.encoder.forward)
             self.parts.decoder.forward = partial(_decode, self.parts.decoder.forward)
@@ -79,10 +80,10 @@ class TransformerHead(boxes.Head):
             forward = with_globals(DeformableDETRHead.forward, inverse_sigmoid=partial(inverse_sigmoid, eps=1e-3))
             self.parts.bbox_head.forward = partial(forward, self.parts.bbox_head)
         self.text: dict[str, Tensor] = {}
-        if kind == 'GroundingDINO':
-            self._read(model, texts)
+        if name == 'GroundingDINO':
+            self._read_texts(model, texts)
 
-    def _read(self, model: Any, texts: Sequence[str]) -> None:
+    def _read_texts(self, model: Any, texts: Sequence[str]) -> None:
         """Compute the features of the text once, for constants of the graph. The graph omits the language model."""
         if model.test_cfg.get('chunked_size', -1) > 0:
             raise export_refusal(

@@ -179,15 +179,15 @@ def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
 
     Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n). Every axis has a matrix (n, L).
     """
-    numbers = output_size if isinstance(output_size, tuple) else (output_size, output_size)
-    rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(numbers, x_BCHW.shape[-2:]))
+    counts = output_size if isinstance(output_size, tuple) else (output_size, output_size)
+    rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(counts, x_BCHW.shape[-2:]))
     return rows_nH @ x_BCHW @ columns_mW.t()
 
 
-def _bins(number: int, length: int, like: Tensor) -> Tensor:
-    bin_n1 = torch.arange(number, device=like.device)[:, None]
+def _bins(count: int, length: int, like: Tensor) -> Tensor:
+    bin_n1 = torch.arange(count, device=like.device)[:, None]
     position_L = torch.arange(length, device=like.device)
-    # i L // n <= place and place < ceil((i + 1) L / n), without a division
-    inside_nL = ((position_L + 1) * number > bin_n1 * length) & (position_L * number < (bin_n1 + 1) * length)
+    # i L // n <= position and position < ceil((i + 1) L / n), without a division
+    inside_nL = ((position_L + 1) * count > bin_n1 * length) & (position_L * count < (bin_n1 + 1) * length)
     weights_nL = inside_nL.to(like.dtype)
     return weights_nL / weights_nL.sum(1, keepdim=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph import export_refusal, require_kind
+from ..graph import export_refusal, require_class
 from ..picture import crop
 from .boxes import Head, View
 from .layers import copy_for_graph, flatten_maps, list_level_sizes, token_centres
@@ -52,7 +52,7 @@ def query_head(head: Any) -> Any:
     Raises:
         ExportError: for a different decoder.
     """
-    require_kind(head.pixel_decoder, 'MSDeformAttnPixelDecoder')
+    require_class(head.pixel_decoder, 'MSDeformAttnPixelDecoder')
     head = copy_for_graph(head)
     head.pixel_decoder.forward = partial(mask_features, head.pixel_decoder)
     return head

@@ -9,7 +9,7 @@ import torch
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
-from ..graph import export_refusal, require_kind
+from ..graph import export_refusal, require_class
 from . import boxes
 
 
@@ -19,10 +19,10 @@ class SparseHead(boxes.Head):
     def __init__(self, model: Any):
         super().__init__()
         roi = model.roi_head
-        require_kind(model.rpn_head, 'EmbeddingRPNHead')
-        require_kind(roi, 'SparseRoIHead')
+        require_class(model.rpn_head, 'EmbeddingRPNHead')
+        require_class(roi, 'SparseRoIHead')
         for head in roi.bbox_head:
-            require_kind(head, 'DIIHead')
+            require_class(head, 'DIIHead')
         if roi.with_mask:
             raise export_refusal(f'{type(roi).__name__}.mask_head')
         self.proposals, self.stages = model.rpn_head, roi.bbox_head

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..graph import export_refusal, require_kind
+from ..graph import export_refusal, require_class
 from . import boxes
 from .operators import NEVER
 
@@ -28,11 +28,11 @@ class RegionHead(boxes.Head):
         self.stages = _listed(roi.bbox_head)
         self.with_masks = roi.with_mask
         self.mask_heads = _listed(roi.mask_head) if self.with_masks else nn.ModuleList()
-        require_kind(rpn, 'RPNHead')
-        require_kind(roi, *ROI_HEADS)
+        require_class(rpn, 'RPNHead')
+        require_class(roi, *ROI_HEADS)
         for heads, names in ((self.stages, BOX_HEADS), (self.mask_heads, MASK_HEADS)):
             for head in heads:
-                require_kind(head, *names)
+                require_class(head, *names)
         if getattr(roi, 'with_shared_head', False) or any(stage.custom_activation for stage in self.stages):
             raise export_refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
@@ -76,14 +76,14 @@ class RegionHead(boxes.Head):
         outputs = rpn(maps)
         sizes = [tuple(level.shape[-2:]) for level in outputs[0]]
         priors = rpn.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device)
-        parts = []
+        by_level = []
         for level, (score, delta, prior_M4) in enumerate(zip(*outputs, priors)):
             scores_BMK = boxes.list_priors(score, rpn.cls_out_channels)
             scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
             scores_BN, index_BN = boxes.find_best(scores_BM, cfg.nms_pre)
             deltas_BN4 = boxes.take_rows(boxes.list_priors(delta, 4), index_BN)
-            parts.append((scores_BN, prior_M4[index_BN], deltas_BN4, torch.full_like(index_BN, level)))
-        scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
+            by_level.append((scores_BN, prior_M4[index_BN], deltas_BN4, torch.full_like(index_BN, level)))
+        scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(tensors, 1) for tensors in zip(*by_level))
         boxes_R4 = boxes.decode_boxes(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
         boxes_BM4 = boxes_R4.view_as(deltas_BM4)
         min_side = cfg.get('min_bbox_size', -1)
