@@ -62,16 +62,16 @@ def report_on_test(
         FileExistsError: see `check_outputs` and `claim_folder`.
         FolderInUse: if another process reports there.
     """
-    folder, scope = Path(out_dir), runner.cfg.get('default_scope')
+    folder = Path(out_dir)
+    scope = runner.cfg.get('default_scope')
     if scope not in TASKS:
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
     others = read_reports(compare, TASKS[scope])  # before the test
     check_outputs(folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
     with lock_folder(folder, 'reports in'):
-        recorder: Any = dict(mmdet=_ObjectRecorder, mmseg=_LabelMapRecorder, mmpretrain=_ScoreRecorder)[scope](
-            runner, folder, overwrite
-        )
+        recorder_of: Any = dict(mmdet=_ObjectRecorder, mmseg=_LabelMapRecorder, mmpretrain=_ScoreRecorder)
+        recorder = recorder_of[scope](runner, folder, overwrite)
         runner.register_hook(recorder)
         metrics = run_loop(runner, 'test')
         numbers = {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}  # no confusion matrix
@@ -88,14 +88,14 @@ def report_on_test(
         with suppress(ValueError, OSError):  # no log
             about['log'] = read_log(Path(checkpoint).parent)._asdict()
 
-        def differences(before: Any, after: Any) -> str:
+        def describe_differences(before: Any, after: Any) -> str:
             return summarize(Config(before), Config(after))
 
         base = next(iter_base_datasets(runner.test_dataloader.dataset), None)
         load = read_picture if base is None else find_load_function(base)
         return write_report(
             folder, labels, results, pictures, classes=recorder.classes,
-            others=others, overwrite=True, about=about, summarize=differences, load=load,
+            others=others, overwrite=True, about=about, summarize=describe_differences, load=load,
         )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def report_on_test(
 
 
 class _ObjectRecorder(Hook):
-    """Keeps the predictions that mmdet's CocoMetric has received."""
+    """Keeps the predictions that mmdet's CocoMetric receives."""
 
     classes = None  # the labels have them
 
@@ -124,13 +124,13 @@ class _ObjectRecorder(Hook):
             self.predictions.append(prediction)
 
     def write(self) -> tuple[Path, Path, Path]:
-        metric, results = self.metric, []
+        metric = self.metric
+        results = []
         for prediction in self.predictions:
             boxes = prediction['bboxes'].astype(float)
             boxes = np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]).tolist()
-            for row, (box, score, label) in enumerate(
-                zip(boxes, prediction['scores'].tolist(), prediction['labels'].tolist())
-            ):
+            scores, labels = prediction['scores'].tolist(), prediction['labels'].tolist()
+            for row, (box, score, label) in enumerate(zip(boxes, scores, labels)):
                 result = dict(image_id=prediction['img_id'], category_id=metric.cat_ids[label], score=score)
                 if 'bbox' in self.kinds:
                     result['bbox'] = box
@@ -140,13 +140,14 @@ class _ObjectRecorder(Hook):
                     if 'mask_scores' in prediction:
                         result['mask_score'] = float(prediction['mask_scores'][row])
                 results.append(result)
-        truth, pictures = metric._coco_api, _common_folder(self.files.values())
+        truth = metric._coco_api
+        pictures = _find_common_folder(self.files.values())
         coco = dict(
             images=truth.loadImgs(metric.img_ids),
             annotations=truth.loadAnns(truth.getAnnIds(metric.img_ids, metric.cat_ids)),
             categories=truth.loadCats(sorted(metric.cat_ids)),
         )
-        names = {number: _relative(file, pictures) for number, file in self.files.items()}
+        names = {image_id: _name_below(pictures, file) for image_id, file in self.files.items()}
         write_whole(self.labels, encode_objects(coco, names))
         write_whole(self.results, json.dumps(results).encode())
         return self.labels, self.results, pictures
@@ -156,17 +157,18 @@ class _LabelMapRecorder(Hook):
     """Writes the labels and predictions of a segmentor as PNGs, during the test."""
 
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):
-        dataset, metrics = runner.test_dataloader.dataset, runner.test_evaluator.metrics
+        metrics = runner.test_evaluator.metrics
         self.ignored = next((metric.ignore_index for metric in metrics if hasattr(metric, 'ignore_index')), 255)
+        dataset = runner.test_dataloader.dataset
         self.classes = list(dataset.metainfo['classes'])
         palette = dataset.metainfo.get('palette') or distinct_colours(len(self.classes))
         self.meta = dict(classes=[*self.classes, 'ignored'], palette=palette)
         self.ignored_value = 255 if len(self.classes) < PALETTE_SIZE else 65535
-        self.pictures = _common_folder(dataset.get_data_info(index)['img_path'] for index in range(len(dataset)))
+        self.pictures = _find_common_folder(dataset.get_data_info(index)['img_path'] for index in range(len(dataset)))
         self.labels, self.results = folder / LABELS, folder / RESULTS
-        for part in (self.labels, self.results):
-            claim_folder(part, overwrite)
-            for path in part.rglob('*.png'):
+        for target in (self.labels, self.results):
+            claim_folder(target, overwrite)
+            for path in target.rglob('*.png'):
                 path.unlink()  # of the test before, which may have had other pictures
         lines = (f'{value} {name}\n' for value, name in enumerate(self.classes))  # a name may begin with a number
         write_whole(self.labels / CLASS_FILES[0], ''.join(lines).encode())
@@ -174,11 +176,10 @@ class _LabelMapRecorder(Hook):
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """See `Hook`."""
         for sample in outputs:
-            label_HW, predicted_HW = (
-                part.data.squeeze().cpu().numpy() for part in (sample.gt_sem_seg, sample.pred_sem_seg)
-            )
+            label_HW = sample.gt_sem_seg.data.squeeze().cpu().numpy()
             label_HW = np.where(label_HW == self.ignored, self.ignored_value, label_HW)
-            name = f'{_relative(sample.img_path, self.pictures)}.png'
+            predicted_HW = sample.pred_sem_seg.data.squeeze().cpu().numpy()
+            name = f'{_name_below(self.pictures, sample.img_path)}.png'
             for folder, values_HW in ((self.labels, label_HW), (self.results, predicted_HW)):
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,8 +208,8 @@ class _ScoreRecorder(Hook):
         self.kept += [(sample.img_path, sample.gt_label.item(), sample.pred_score.tolist()) for sample in outputs]
 
     def write(self) -> tuple[Path, Path, Path]:
-        pictures = _common_folder(file for file, _, _ in self.kept)
-        names = [_relative(file, pictures) for file, _, _ in self.kept]
+        pictures = _find_common_folder(file for file, _, _ in self.kept)
+        names = [_name_below(pictures, file) for file, _, _ in self.kept]
         labels = [(name, self.classes[label]) for name, (_, label, _) in zip(names, self.kept)]
         scores = [(name, *scores) for name, (_, _, scores) in zip(names, self.kept)]
         write_whole(self.labels, encode_csv([('file', 'class'), *labels]))
@@ -216,7 +217,7 @@ class _ScoreRecorder(Hook):
         return self.labels, self.results, pictures
 
 
-def _common_folder(files: Iterable[str]) -> Path:
+def _find_common_folder(files: Iterable[str]) -> Path:
     """Return the deepest folder that has all files."""
     folders = {os.path.dirname(os.path.abspath(file)) for file in files}
     try:
@@ -225,7 +226,7 @@ def _common_folder(files: Iterable[str]) -> Path:
         return Path()
 
 
-def _relative(file: str, folder: Path) -> str:
+def _name_below(folder: Path, file: str) -> str:
     """Return the path of a file below a folder; the whole path of a file elsewhere."""
     path = Path(os.path.abspath(file))
     return path.relative_to(folder).as_posix() if folder in path.parents else path.as_posix()

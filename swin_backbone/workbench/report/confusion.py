@@ -22,7 +22,9 @@ class PixelCounts:
         ignored: label of pixels that are not counted.
 
     Attributes:
-        worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `KEPT_SIDE` pixels.
+        pictures: file, share of wrong pixels and most frequent error of each picture.
+        worst: (share of wrong pixels, -place in `pictures`, labels, predictions) of `WORST` pictures, with sides of up
+            to `KEPT_SIDE` pixels.
     """
 
     def __init__(self, classes: Sequence[str], ignored: int = DEFAULT_IGNORED):
@@ -33,12 +35,13 @@ class PixelCounts:
 
     def add(self, file: str, label_HW: Array, predicted_HW: Array) -> None:
         """Count a picture."""
-        counted, number = label_HW != self.ignored, len(self.classes)
-        pairs = label_HW[counted].astype(np.int64) * number + predicted_HW[counted]
-        counts = np.bincount(pairs, minlength=number**2).reshape(number, number)
+        is_counted_HW = label_HW != self.ignored
+        K = len(self.classes)
+        pairs = label_HW[is_counted_HW].astype(np.int64) * K + predicted_HW[is_counted_HW]
+        counts = np.bincount(pairs, minlength=K**2).reshape(K, K)
         self.counts += counts
         errors = counts - np.diag(counts.diagonal())
-        names = (self.classes[index] for index in divmod(int(errors.argmax()), number))
+        names = (self.classes[index] for index in divmod(int(errors.argmax()), K))
         wrong = float(errors.sum() / max(counts.sum(), 1))
         self.pictures.append(dict(file=file, wrong=wrong, mainly=' as '.join(names) if wrong else ''))
         label_map, predicted_map = (
@@ -48,35 +51,38 @@ class PixelCounts:
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 
     def summarize(self) -> dict[str, Any]:
-        """Return the part of the report, the worst pictures first."""
+        """Return the report of a segmentor, the worst pictures first."""
         pictures = sorted(self.pictures, key=lambda picture: -picture['wrong'])
-        report = dict(task='segmentation', pictures=pictures, **_by_class('IoU', self.counts, self.classes, 'pixels'))
-        rows = {key: [row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy')}
-        mIoU, mAcc = (_share(sum(values), len(values)) for values in rows.values())
+        figures = _report_classes('IoU', self.counts, self.classes, 'pixels')
+        report = dict(task='segmentation', pictures=pictures, **figures)
+        columns = ([row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy'))
+        mIoU, mAcc = (_share(sum(values), len(values)) for values in columns)
         return dict(report, overall=dict(mIoU=mIoU, mAcc=mAcc, **report['overall']))
 
 
-def classification_report(
+def report_classification(
     files: Sequence[str], labels_N: Array, scores_NK: Array, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the part of the report of a classifier, the surest mistakes first."""
-    predicted, counts = scores_NK.argmax(1), np.zeros((len(classes), len(classes)), np.int64)
-    np.add.at(counts, (labels_N, predicted), 1)
-    report = dict(task='classification', **_by_class('accuracy', counts, classes, 'pictures'))
-    score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels_N)), labels_N]
+    """Return the report of a classifier, the surest mistakes first."""
+    predicted_N = scores_NK.argmax(1)
+    counts = np.zeros((len(classes), len(classes)), np.int64)
+    np.add.at(counts, (labels_N, predicted_N), 1)
+    report = dict(task='classification', **_report_classes('accuracy', counts, classes, 'pictures'))
+    score_N = scores_NK.max(1)
+    of_label_N = scores_NK[np.arange(len(labels_N)), labels_N]
     if len(classes) > 5:
-        report['overall']['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())
-    wrong = np.flatnonzero(predicted != labels_N)
+        report['overall']['top5'] = float(((scores_NK > of_label_N[:, None]).sum(1) < 5).mean())
+    wrong = np.flatnonzero(predicted_N != labels_N)
     report['pictures'] = [
-        dict(file=files[row], label=classes[labels_N[row]], predicted=classes[predicted[row]], score=float(score[row]),
-             score_of_label=float(of_label[row]))
-        for row in wrong[np.argsort(-score[wrong], kind='stable')]
+        dict(file=files[index], label=classes[labels_N[index]], predicted=classes[predicted_N[index]],
+             score=float(score_N[index]), score_of_label=float(of_label_N[index]))
+        for index in wrong[np.argsort(-score_N[wrong], kind='stable')]
     ]  # fmt: skip
     return report
 
 
-def _by_class(metric: str, counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
-    """Return IoU (of pixels), accuracy and precision of each class, None without any, of (label, prediction) counts."""
+def _report_classes(metric: str, counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
+    """Return the figures of each class and of all, of counts by label and prediction. A share of nothing is None."""
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
     overall = {'aAcc' if unit == 'pixels' else 'top1': _share(right.sum(), counts.sum())}
@@ -87,14 +93,14 @@ def _by_class(metric: str, counts: Array, names: Sequence[str], unit: str) -> di
         | {key: _share(right[index], whole[index]) for key, whole in wholes.items()}
         for index, name in enumerate(names)
     ]
-    return dict(metric=metric, unit=unit, overall=overall, classes=rows, confusion=triples(counts, names))
+    return dict(metric=metric, unit=unit, overall=overall, classes=rows, confusion=list_counts(counts, names))
 
 
 def _share(part: float, whole: float) -> Optional[float]:
     return float(part / whole) if whole else None
 
 
-def triples(counts: Array, names: Sequence[str]) -> dict[str, Any]:
-    """Return a matrix for the report: names, and the (label, prediction, count) that are not 0."""
-    counted = [(int(row), int(column), int(counts[row, column])) for row, column in np.argwhere(counts)]
-    return dict(names=[*names], counts=counted)
+def list_counts(counts: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Return a matrix for the report: names, and (label, prediction, count) of the counts that are not 0."""
+    triples = [(int(row), int(column), int(counts[row, column])) for row, column in np.argwhere(counts)]
+    return dict(names=[*names], counts=triples)

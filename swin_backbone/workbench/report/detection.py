@@ -51,20 +51,20 @@ class Evaluation(NamedTuple):
     names: list[str]  # of the classes
     totals: Array  # (K,), objects of each class without crowds
     precision: Array  # (T, R, K, 4, M), -1 for a class without objects
-    stats: list[Optional[float]]  # AP, at IoU 0.5, at 0.75, and of small, medium and large objects: see `stats_of`
+    stats: list[Optional[float]]  # AP, at IoU 0.5, at 0.75, and of small, medium and large objects: see `compute_stats`
     objects: Objects
     predictions: Predictions
     is_found: Array  # (N,), objects that a prediction finds
 
-    def overlaps(self, rows: Array, objects: Array) -> Array:
+    def overlaps(self, predictions: Array, objects: Array) -> Array:
         """Return the IoU of predictions and objects of a picture, (D, N). With a crowd: the covered share.
 
         Args:
-            rows, objects: their numbers in `predictions` and `objects`.
+            predictions, objects: indices of the fields `predictions` and `objects`.
         """
-        annotations = [self.truth.anns[number] for number in self.objects.id[objects]]
+        annotations = [self.truth.anns[annotation_id] for annotation_id in self.objects.id[objects]]
         key = 'bbox' if self.params.iouType == 'bbox' else 'segmentation'
-        predicted = [self.results[row][key] for row in self.predictions.result[rows]]
+        predicted = [self.results[index][key] for index in self.predictions.result[predictions]]
         if not (predicted and annotations):
             return np.zeros((len(predicted), len(annotations)))
         shared: Array = coco_mask.iou(
@@ -106,42 +106,36 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     """
     categories = np.unique(params.catIds or truth.getCatIds()).tolist()
     pictures = np.unique(params.imgIds or truth.getImgIds()).tolist()
-    number_of, label_of = ({key: number for number, key in enumerate(ids)} for ids in (pictures, categories))
-    labelled = [
-        annotation
-        for annotation in truth.anns.values()
-        if annotation['image_id'] in number_of and annotation['category_id'] in label_of
-    ]
-    labelled.sort(key=lambda annotation: number_of[annotation['image_id']])
-    row_of = {annotation['id']: row for row, annotation in enumerate(labelled)}
+    picture_of, label_of = ({key: index for index, key in enumerate(ids)} for ids in (pictures, categories))
     rows = [
-        (
-            annotation['id'],
-            number_of[annotation['image_id']],
-            label_of[annotation['category_id']],
-            annotation['iscrowd'],
-        )
-        for annotation in labelled
+        (item['id'], picture_of[item['image_id']], label_of[item['category_id']], item['iscrowd'])
+        for item in truth.anns.values()
+        if item['image_id'] in picture_of and item['category_id'] in label_of
     ]
-    ids, pictured, labels_N, crowds = np.array(rows, int).reshape(-1, 4).T
-    objects = Objects(ids, pictured, labels_N, is_crowd := crowds.astype(bool))
+    rows.sort(key=lambda row: row[1])
+    id_N, picture_N, label_N, crowd_N = np.array(rows, int).reshape(-1, 4).T
+    objects = Objects(id_N, picture_N, label_N, crowd_N.astype(bool))
+    object_of = {annotation_id: index for index, annotation_id in enumerate(id_N.tolist())}
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
     evaluation = _FastCOCOeval(iouType=params.iouType)
     params.iouThrs = np.asarray(params.iouThrs, float)
-    evaluation.cocoGt, evaluation.params, at = truth, params, np.abs(params.iouThrs - FOUND_IOU).argmin()
+    evaluation.cocoGt, evaluation.params = truth, params
+    at = np.abs(params.iouThrs - FOUND_IOU).argmin()
     shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
     precision = -np.ones(shape)
-    parts: list[Array] = [np.empty((3, 0), int)]
+    counted: list[Array] = [np.empty((3, 0), int)]  # index in the results, label and match, by class and picture
     for label, category in enumerate(track(categories, f'evaluating {params.iouType}')):
         seen = {results[index]['image_id'] for index in by_class[category]}
-        seen.update(pictures[row] for row in objects.picture[objects.label == label])
+        seen.update(pictures[picture] for picture in objects.picture[objects.label == label])
         if not seen:
             continue
         params.catIds, params.imgIds = [category], sorted(seen)
         unused = 'bbox' if params.iouType == 'segm' else 'segmentation'  # loadRes would take the area from it
-        of_class = [{key: value for key, value in results[row].items() if key != unused} for row in by_class[category]]
+        of_class = [
+            {key: value for key, value in results[index].items() if key != unused} for index in by_class[category]
+        ]
         with silent():  # pycocotools prints
             evaluation.cocoDt = truth.loadRes(of_class) if of_class else COCO()
             evaluation.evaluate()
@@ -149,24 +143,22 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         precision[:, :, label] = evaluation.eval['precision'][..., 0, :, :]
         for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
             kept = entry['dtIgnore'][at] == 0
-            matches = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
-            indices = [by_class[category][number - 1] for number in np.array(entry['dtIds'], int)[kept]]
-            parts.append(np.array([indices, [label] * len(indices), matches], int))
-    index, labels, match = np.concatenate(parts, axis=1)
+            matches = [object_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
+            indices = [by_class[category][result_id - 1] for result_id in np.array(entry['dtIds'], int)[kept]]
+            counted.append(np.array([indices, [label] * len(indices), matches], int))
+    index_D, label_D, match_D = np.concatenate(counted, axis=1)
     params.catIds, params.imgIds = categories, pictures
-    picture = np.array([number_of[results[row]['image_id']] for row in index], int)
-    score = np.array([results[row]['score'] for row in index], float)
-    matched = Predictions(index, picture, labels, score, match)
-    names, totals = (
-        [truth.cats[category]['name'] for category in categories],
-        np.bincount(labels_N[~is_crowd], minlength=len(categories)),
-    )
-    is_found = np.isin(np.arange(len(labelled)), match)
-    stats = stats_of(precision, params)
-    return Evaluation(truth, results, params, names, totals, precision, stats, objects, matched, is_found)
+    picture_D = np.array([picture_of[results[index]['image_id']] for index in index_D], int)
+    score_D = np.array([results[index]['score'] for index in index_D], float)
+    predictions = Predictions(index_D, picture_D, label_D, score_D, match_D)
+    names = [truth.cats[category]['name'] for category in categories]
+    totals = np.bincount(label_N[~objects.is_crowd], minlength=len(categories))
+    is_found = np.isin(np.arange(len(id_N)), match_D)
+    stats = compute_stats(precision, params)
+    return Evaluation(truth, results, params, names, totals, precision, stats, objects, predictions, is_found)
 
 
-def stats_of(precision: Array, params: Params) -> list[Optional[float]]:
+def compute_stats(precision: Array, params: Params) -> list[Optional[float]]:
     """Return AP, AP at IoU 0.5 and 0.75, and AP of small, medium and large objects; None without objects.
 
     All predictions of a picture count, up to the last of maxDets. `summarize` of COCOeval counts a hundred.

@@ -29,7 +29,7 @@ from ..data.prepare.folder import drop_ignored_mark, find_class_file, read_class
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate
 
-KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
+TASKS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
 ROUNDING = 1e-3  # of scores
@@ -46,9 +46,9 @@ def find_task(labels: Path, results: Path) -> str:
     for path in (labels, results):
         if not path.exists():
             raise ValueError(f'there is no {path}')
-    kinds = {'folder' if path.is_dir() else path.is_file() and path.suffix.lower() for path in (labels, results)}
-    for kind, task in KINDS_OF_FILES.items():
-        if kinds == {kind}:
+    forms = {'folder' if path.is_dir() else path.is_file() and path.suffix.lower() for path in (labels, results)}
+    for form, task in TASKS_OF_FILES.items():
+        if forms == {form}:
             return task
     allowed = 'two COCO JSON files, two folders of PNGs or two CSV files'
     raise ValueError(f'--labels and --results take {allowed}, got {labels}, {results}')
@@ -64,7 +64,8 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         ValueError: if a file is not in COCO's form, or the results name pictures or classes that the labels lack.
     """
     truth = COCO()
-    truth.dataset, predictions = load_json(labels), load_json(results)
+    truth.dataset = load_json(labels)
+    predictions = load_json(results)
     tables: list[Any] = [truth.dataset.get(key) for key in LISTS] if isinstance(truth.dataset, dict) else []
     if not tables or not all(isinstance(table, list) for table in tables):
         raise ValueError(f'{labels} takes a COCO JSON with lists of {", ".join(LISTS)}')
@@ -77,8 +78,9 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     files = ((labels, annotations), (results, predictions))
     for path, items in files:
         _check_each(path, items, _check_ids, known)
-    for number, item in enumerate(annotations, 1):
-        item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
+    for new_id, item in enumerate(annotations, 1):  # 0 is no object to COCOeval
+        item['own_id'] = item.get('own_id', item.get('id'))
+        item['id'] = new_id
     with silent():  # pycocotools prints
         truth.createIndex()
     kinds = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
@@ -97,7 +99,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         scored = predictions
         if key == 'segmentation':
             scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in predictions]
-        params.maxDets = [max([1000, *(len(truth.imgToAnns[number]) for number in truth.imgs)])]
+        params.maxDets = [max([1000, *(len(truth.imgToAnns[image_id]) for image_id in truth.imgs)])]
         evaluations.append(evaluate(truth, scored, params))
     return evaluations
 
@@ -107,7 +109,7 @@ def _check_each(path: Path, items: Iterable[Any], check: Callable[..., object], 
     for item in items:
         try:
             check(item, *arguments)
-        except Exception as error:  # of many kinds, also by pycocotools
+        except Exception as error:  # pycocotools raises anything
             reason = f'it lacks {error}' if isinstance(error, KeyError) else error
             raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
 
@@ -153,24 +155,26 @@ def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, 
         ValueError: if pycocotools cannot read a mask, or masks of a picture, which are compared, have two sizes.
     """
     masks: list[Any] = []
-    _check_each(path, items, lambda item: masks.append((item['segmentation'], _mask_size(item, truth))))
+    _check_each(path, items, lambda item: masks.append((item['segmentation'], _find_mask_size(item, truth))))
     for item, (_, size), fault in zip(items, masks, find_mask_faults(masks)):
         _check_each(path, [item], _read_mask, fault, size, sizes.setdefault(item['image_id'], size), truth)
 
 
-def _mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
-    image, mask = truth.imgs[item['image_id']], item['segmentation']
-    return check_size('size', mask['size'] if isinstance(mask, dict) else (image['height'], image['width']))
+def _find_mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
+    if isinstance(item['segmentation'], dict):
+        return check_size('size', item['segmentation']['size'])
+    image = truth.imgs[item['image_id']]
+    return check_size('size', (image['height'], image['width']))
 
 
 def _read_mask(
-    item: dict[str, Any], fault: Fault, size: tuple[int, int], of_picture: tuple[int, int], truth: COCO
+    item: dict[str, Any], fault: Fault, size: tuple[int, int], picture_size: tuple[int, int], truth: COCO
 ) -> None:
     if fault is not None and fault[0] != SHORT_POLYGON:
         raise ValueError(f'its mask {fault[1]}')
-    if size != of_picture:
+    if size != picture_size:
         name = truth.imgs[item['image_id']]['file_name']
-        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {of_picture}')
+        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {picture_size}')
     for key, side in zip(('height', 'width'), size):  # which pycocotools reads; RLEs need none
         truth.imgs[item['image_id']].setdefault(key, side)
     item['segmentation'] = truth.annToRLE(item)
@@ -178,7 +182,7 @@ def _read_mask(
 
 def _read_result(item: dict[str, Any]) -> None:
     for key in {'score', 'mask_score'} & item.keys() | {'score'}:
-        item[key] = float(_finite(item[key]))
+        item[key] = float(_require_finite(item[key]))
     if not -ROUNDING <= item['score'] <= 1 + ROUNDING:  # thresholds are from 0 to 1
         raise ValueError(f'score takes a number from 0 to 1, got {item["score"]}')
 
@@ -187,7 +191,7 @@ def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
     if 'area' not in item:
         has_mask = 'segmentation' in kinds
         item['area'] = coco_mask.area(item['segmentation']) if has_mask else item['bbox'][2] * item['bbox'][3]
-    item['area'] = float(_finite(item['area']))
+    item['area'] = float(_require_finite(item['area']))
     if item.setdefault('iscrowd', 0) not in (0, 1):
         raise ValueError(f'iscrowd takes 0 or 1, got {item["iscrowd"]!r}')
     item['iscrowd'] = int(item['iscrowd'])
@@ -195,13 +199,13 @@ def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
 
 def _read_box(item: dict[str, Any], kinds: Sequence[str]) -> None:
     """Turn the numbers of a box into floats. A mask alone gets the box of its pixels."""
-    box = _finite(item['bbox'] if 'bbox' in kinds else coco_mask.toBbox(item['segmentation']))
+    box = _require_finite(item['bbox'] if 'bbox' in kinds else coco_mask.toBbox(item['segmentation']))
     if box.shape != (4,):
         raise ValueError(f'bbox takes x, y, width and height, got {item["bbox"]}')
     item['bbox'] = box.tolist()
 
 
-def _finite(values: Any) -> Array:
+def _require_finite(values: Any) -> Array:
     """Return numbers as an array. Raises ValueError for anything else, and for NaN and infinity."""
     numbers = np.asarray(values, float)
     if not np.isfinite(numbers).all():
@@ -209,9 +213,9 @@ def _finite(values: Any) -> Array:
     return numbers
 
 
-def tested_pictures(truth: COCO) -> dict[Any, str]:
+def list_tested_pictures(truth: COCO) -> dict[Any, str]:
     """Return the names of the tested pictures by id: all but those that a test left out."""
-    return {number: image['file_name'] for number, image in truth.imgs.items() if image.get('tested', True)}
+    return {image_id: image['file_name'] for image_id, image in truth.imgs.items() if image.get('tested', True)}
 
 
 def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
@@ -227,8 +231,8 @@ def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
     annotations = [
         {key: value for key, value in item.items() if key not in ADDED_BY_COCOEVAL} for item in coco['annotations']
     ]
-    data = dict(images=images, annotations=annotations, categories=coco['categories'])
-    return json.dumps(data, default=_to_json).encode()
+    content = dict(images=images, annotations=annotations, categories=coco['categories'])
+    return json.dumps(content, default=_to_json).encode()
 
 
 def _to_json(value: Any) -> Any:
@@ -260,7 +264,8 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     if not classes:
         largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
         classes = [f'class {value}' for value in range(largest + 1)]
-    counts, palette, largest, least = PixelCounts(classes, IGNORED), None, 0, 0
+    counts = PixelCounts(classes, IGNORED)
+    palette, largest, least = None, 0, 0
     for name in names:
         (label_HW, palette), (predicted_HW, _) = (_read_values(folder / name) for folder in (labels, results))
         largest, least = max(largest, label_HW.max()), min(least, label_HW.min())
@@ -282,7 +287,8 @@ def _read_values(path: Path) -> tuple[Array, Any]:
     """Return the values of a PNG, (H, W), with `IGNORED` in place of 255 or, in 16 bits, 65535; and its palette."""
     try:
         with Image.open(path) as image:
-            values, palette = np.asarray(image).astype(np.int32), image.getpalette()
+            values = np.asarray(image).astype(np.int32)
+            palette = image.getpalette()
             ignored = IGNORED_VALUES.get(image.mode, 65535)
     except Exception as error:  # Pillow's decoders raise many kinds
         raise OSError(f'{path} cannot be read as a PNG: {error}') from error
@@ -301,26 +307,27 @@ def read_scores(labels: Path, results: Path) -> tuple[list[str], Array, Array, l
         ValueError: if a picture has no scores, several labels or several rows of scores, or if a label is no column of
             the results.
     """
-    (first, *truth), (head, *rows) = _read_csv(labels), _read_csv(results)
-    classes, scores = head[1:], {row[0]: row[1:] for row in rows}
-    of_labels, of_results = ([row[0] for row in table] for table in (truth, rows))
-    for path, names in ((labels, of_labels), (results, of_results), (results, classes)):
-        twice = [name for name, number in Counter(names).items() if number > 1]
-        if twice:
-            raise ValueError(f'{path} takes each picture and each class once, got {twice[0]!r} again')
+    label_header, *label_rows = _read_csv(labels)
+    score_header, *score_rows = _read_csv(results)
+    classes = score_header[1:]
+    files = [row[0] for row in label_rows]
+    for path, names in ((labels, files), (results, [row[0] for row in score_rows]), (results, classes)):
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise ValueError(f'{path} takes each picture and each class once, got {repeated[0]!r} again')
     if not classes:
-        raise ValueError(f'{results} takes a head line of file and the classes, with commas, got {head}')
-    if first[0] != 'file' and first[1:2] and first[1] in classes:
-        raise ValueError(f'{labels} takes the head line file,class first, got {first}')
-    for line in truth:
-        if len(line) < 2 or line[1] not in classes:
-            raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {line}')
-        if len(scores.get(line[0], ())) != len(classes):
-            raise ValueError(f'{results} takes {len(classes)} scores of {line[0]}, got {scores.get(line[0])}')
-    _check_each(results, ([line[0], *scores[line[0]]] for line in truth), lambda row: _finite(row[1:]))
-    files = [line[0] for line in truth]
-    values = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
-    return files, np.array([classes.index(line[1]) for line in truth], int), values, classes
+        raise ValueError(f'{results} takes a head line of file and the classes, with commas, got {score_header}')
+    if label_header[0] != 'file' and label_header[1:2] and label_header[1] in classes:
+        raise ValueError(f'{labels} takes the head line file,class first, got {label_header}')
+    scores = {row[0]: row[1:] for row in score_rows}
+    for row in label_rows:
+        if len(row) < 2 or row[1] not in classes:
+            raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {row}')
+        if len(scores.get(row[0], ())) != len(classes):
+            raise ValueError(f'{results} takes {len(classes)} scores of {row[0]}, got {scores.get(row[0])}')
+    _check_each(results, ([file, *scores[file]] for file in files), lambda row: _require_finite(row[1:]))
+    scores_NK = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
+    return files, np.array([classes.index(row[1]) for row in label_rows], int), scores_NK, classes
 
 
 def _read_csv(path: Path) -> list[list[str]]:
@@ -356,13 +363,13 @@ def find_pictures(folder: Optional[Path], names: Iterable[str]) -> Iterator[str]
         path = Path(name) if folder is None else folder / name.replace('\\', '/')  # a path of Windows
         if folder is not None and not path.is_file():
             if path.parent not in by_stem:
-                by_stem[path.parent] = _files_by_stem(path.parent)
+                by_stem[path.parent] = _list_by_stem(path.parent)
             files = by_stem[path.parent]
             path = files.get(path.name, files.get(path.stem, path))
         yield str(path)
 
 
-def _files_by_stem(folder: Path) -> dict[str, Path]:
+def _list_by_stem(folder: Path) -> dict[str, Path]:
     try:
         files = sorted(folder.iterdir(), reverse=True)  # the first of a stem stays
     except OSError:  # no folder, or one that may not be read: no picture is shown

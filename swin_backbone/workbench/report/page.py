@@ -20,10 +20,11 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     """Return the page of a report.
 
     Args:
-        thumbnails: results of `draw` or `draw_labels`, by list: of the first `pictures` and labels of each kind.
-        folder: of the page. Links to pictures are relative to it.
+        thumbnails: results of `draw` or `draw_labels`, for the first `pictures` and labels of each kind.
+        folder: folder of the page. Links to pictures are relative to it.
     """
-    metric, names, curves = report['metric'], report['confusion']['names'], report.get('curves', {})
+    metric, names = report['metric'], report['confusion']['names']
+    curves = report.get('curves', {})
     counts = np.zeros((len(names), len(names)), np.int64)
     for row, column, count in report['confusion']['counts']:
         counts[row, column] = count
@@ -37,13 +38,13 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
         thumbnails=thumbnails,
         worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric], -row[report['unit']])),
         confused=sorted(confused, key=lambda pair: -pair[2]),
-        matrix=[(names[i], [(names[k], counts[i, k], i == k) for k in shown], counts[i].sum()) for i in shown],
+        matrix=[(names[i], [(names[j], counts[i, j], i == j) for j in shown], counts[i].sum()) for i in shown],
         left_out=len(present) - len(shown),
         lines={
             key: {name: [*zip(THRESHOLDS, curve[key])] for name, curve in curves.items()} for key in ('precision', 'F1')
         },
         meaning=MEANING,
-        values=main_metrics(report, report['compared_kind']),
+        values=list_main_metrics(report, report['compared_kind']),
     )
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -59,23 +60,25 @@ def _link(file: str, folder: Path) -> str:
         return Path(file).absolute().as_uri()
 
 
-def common_kind(reports: Sequence[Mapping[str, Any]]) -> Optional[str]:
-    """Return the kind of AP that all reports of detectors have, masks ('segm') before 'bbox'; None: no kind."""
+def find_common_kind(reports: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Return the kind of AP that all reports of detectors have, 'segm' (masks) before 'bbox'; None without one."""
     kinds = [[*report.get('sizes', ())] for report in reports]
     return next((kind for kind in reversed(kinds[0]) if all(kind in others for others in kinds)), None)
 
 
-def main_metrics(report: Mapping[str, Any], kind: Optional[str]) -> dict[str, Optional[float]]:
+def list_main_metrics(report: Mapping[str, Any], kind: Optional[str]) -> dict[str, Optional[float]]:
     """Return the values of the main metric of a report: of all classes, and of each.
 
     Args:
-        kind: of a detector's AP, see `common_kind`. Without a common kind, the result is empty.
+        kind: kind of a detector's AP, see `find_common_kind`. Without a common kind, the result is empty.
     """
-    sizes, metric, overall = [*report.get('sizes', ())], report['metric'], report['overall']
+    sizes = [*report.get('sizes', ())]
+    metric, overall = report['metric'], report['overall']
     if sizes and kind is None:
         return {}
     if kind in sizes[:-1]:
-        metric, overall = 'AP of boxes', {name: report['sizes'][kind][name] for name in overall}
+        metric = 'AP of boxes'
+        overall = {name: report['sizes'][kind][name] for name in overall}
     return {f'all: {name}': value for name, value in overall.items()} | {
         row['name']: row[metric] for row in report['classes']
     }

@@ -17,8 +17,8 @@ from .detection import Array
 WRONG = (0, 94, 213)  # BGR
 SIDE = 320  # pixels of the longer side
 QUALITY = 60  # of WebP
-POINT = 2  # pixels between an outline and a mask
-Load = Callable[[Path], Array]  # the pixels of a file; of `read_picture` or of a config's loader
+MAX_DISTANCE = 2  # pixels between an outline and the edge of its mask
+Load = Callable[[Path], Array]  # returns the pixels of a file: `read_picture`, or a config's loader
 
 
 class Shape(NamedTuple):
@@ -30,10 +30,10 @@ class Shape(NamedTuple):
     outline: str = ''
 
 
-def outline(mask: Any) -> str:
-    """Return the outline of an RLE."""
+def trace_outline(mask: Any) -> str:
+    """Return the outline of an RLE as an SVG path."""
     contours, _ = cv2.findContours(coco_mask.decode(mask), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-    lines = [cv2.approxPolyDP(contour, POINT, True)[:, 0].tolist() for contour in contours]
+    lines = [cv2.approxPolyDP(contour, MAX_DISTANCE, True)[:, 0].tolist() for contour in contours]
     return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
 
 
@@ -58,15 +58,15 @@ def draw(
     pixels = read_shown(file, load)
     if pixels is None:
         return {}
-    low, high = np.zeros(2, int), np.array(pixels.shape[1::-1])
+    begin, end = np.zeros(2, int), np.array(pixels.shape[1::-1])  # x, y
     if is_cropped:
         boxes = np.array([shape.box for panel in panels for shape in panel], float)
-        begin, end = boxes[:, :2].min(0), (boxes[:, :2] + boxes[:, 2:]).max(0)
-        margin = 0.4 * (end - begin).max() + 8
-        begin, end = (np.clip(edge, 0, high).astype(int) for edge in (begin - margin, end + margin))
-        low, high = (begin, end) if (begin < end).all() else (low, high)  # a label may be outside
-    address = encode(pixels[low[1] : high[1], low[0] : high[0]])
-    return dict(address=address, part=[*low.tolist(), *(high - low).tolist()], panels=panels)
+        low, high = boxes[:, :2].min(0), (boxes[:, :2] + boxes[:, 2:]).max(0)
+        margin = 0.4 * (high - low).max() + 8
+        low, high = (np.clip(corner, 0, end).astype(int) for corner in (low - margin, high + margin))
+        begin, end = (low, high) if (low < high).all() else (begin, end)  # a label may be outside
+    address = encode(pixels[begin[1] : end[1], begin[0] : end[0]])
+    return dict(address=address, part=[*begin.tolist(), *(end - begin).tolist()], panels=panels)
 
 
 def draw_labels(
@@ -76,7 +76,8 @@ def draw_labels(
     pixels = read_shown(file, load)
     pixels = np.full((1, 1, 3), 128, np.uint8) if pixels is None else pixels  # grey
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
-    colours, panels = np.array(palette, float)[:, ::-1], []  # BGR
+    colours = np.array(palette, float)[:, ::-1]  # BGR
+    panels = []
     for labels in (label_HW, predicted_HW):
         is_class = (labels >= 0) & (labels < len(colours))
         panels.append(np.where(is_class[..., None], 0.45 * small + 0.55 * colours[is_class * labels], small))
@@ -86,7 +87,7 @@ def draw_labels(
 
 
 def encode(pixels: Array, side: int = SIDE) -> str:
-    """Return a picture, reduced to a longer side, as an address in HTML."""
+    """Return a picture whose longer side has at most `side` pixels as an address in HTML."""
     data = cv2.imencode('.webp', reduce(pixels, side, cv2.INTER_AREA), [cv2.IMWRITE_WEBP_QUALITY, QUALITY])[1].tobytes()
     return 'data:image/webp;base64,' + base64.b64encode(data).decode()
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Optional, Union
@@ -10,24 +11,24 @@ from ...outputs import REPORT_JSON, check_outputs, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import read_picture
 from ..pictures.colours import distinct_colours
-from .analyse import detection_report
-from .confusion import WORST, classification_report
+from .analyse import report_detection
+from .confusion import WORST, report_classification
 from .detection import track
 from .files import (
     IGNORED,
     count_label_pixels,
     find_pictures,
     find_task,
+    list_tested_pictures,
     load_json,
     read_evaluations,
     read_scores,
-    tested_pictures,
 )
-from .page import common_kind, main_metrics, render
+from .page import find_common_kind, list_main_metrics, render
 from .thumbnails import Load, draw, draw_labels
 
 PAGE = 'index.html'
-Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
+ReportAndThumbnails = tuple[dict[str, Any], dict[str, list[Any]]]
 AnyPath = Union[str, Path]
 
 
@@ -65,46 +66,48 @@ def write_report(
     """
     folder, labels, results = Path(out_dir), Path(labels), Path(results)
     task = find_task(labels, results)
-    check_outputs(folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
-    make_part = dict(detection=_of_objects, segmentation=_of_pixels, classification=_of_scores)[task]
-    report, thumbnails = make_part(labels, results, None if pictures is None else Path(pictures), classes, load)
+    check = partial(check_outputs, folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
+    check()
+    report_task = dict(detection=_report_objects, segmentation=_report_pixels, classification=_report_scores)[task]
+    report, thumbnails = report_task(labels, results, None if pictures is None else Path(pictures), classes, load)
     report.update(title=results.name, checkpoint=str(results), metrics={}, config={}, log=None)
     report.update(about or {})
-    kind = report['compared_kind'] = common_kind([report, *others.values()])
+    kind = report['compared_kind'] = find_common_kind([report, *others.values()])
     report['compared'] = [
         dict(
-            name=run,
-            values=main_metrics(other, kind),
+            name=name,
+            values=list_main_metrics(other, kind),
             settings=summarize(other['config'], report['config']) if summarize else '',
         )
-        for run, other in others.items()
+        for name, other in others.items()
     ]
     make_folder(folder)
     with lock_folder(folder, 'reports in'):
-        check_outputs(
-            folder / REPORT_JSON, folder / PAGE, overwrite=overwrite
-        )  # another process may have ended in between
+        check()  # another process may have ended in between
         write_whole(folder / REPORT_JSON, json.dumps(report, allow_nan=False).encode())
         write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))
     return report
 
 
-def _of_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Part:
+def _report_objects(
+    labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load
+) -> ReportAndThumbnails:
     """Return the report on a detector."""
     evaluations = read_evaluations(labels, results)
-    names = tested_pictures(evaluations[-1].truth)
+    names = list_tested_pictures(evaluations[-1].truth)
     files = dict(zip(names, find_pictures(pictures, names.values())))
-    report, thumbnails = detection_report(evaluations, files, load)
+    report, thumbnails = report_detection(evaluations, files, load)
     return dict(report, tested=len(names)), thumbnails
 
 
-def _of_pixels(
+def _report_pixels(
     labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], load: Load
-) -> Part:
+) -> ReportAndThumbnails:
     """Return the report on a segmentor."""
     counts, palette = count_label_pixels(labels, results, classes)
     report = counts.summarize()
-    for row, file in zip(report['pictures'], find_pictures(pictures, [row['file'] for row in report['pictures']])):
+    files = find_pictures(pictures, [row['file'] for row in report['pictures']])
+    for row, file in zip(report['pictures'], files):
         row['file'] = file
     colours = distinct_colours(len(counts.classes)) if palette is None else palette
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
@@ -114,10 +117,12 @@ def _of_pixels(
     return dict(report, tested=len(counts.pictures)), dict(pictures=drawn)
 
 
-def _of_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Part:
+def _report_scores(
+    labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load
+) -> ReportAndThumbnails:
     """Return the report on a classifier."""
-    names, truth, scores, classes = read_scores(labels, results)
-    report = classification_report([*find_pictures(pictures, names)], truth, scores, classes)
+    names, labels_N, scores_NK, classes = read_scores(labels, results)
+    report = report_classification([*find_pictures(pictures, names)], labels_N, scores_NK, classes)
     drawn = [draw(row['file'], load) for row in track(report['pictures'][:WORST], 'drawing')]
     return dict(report, tested=len(names)), dict(pictures=drawn)
 

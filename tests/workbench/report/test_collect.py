@@ -25,7 +25,7 @@ from PIL import ExifTags, Image
 from swin_backbone import load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.report.collect import add_coco_metric, report_on_test
-from swin_backbone.workbench.report.page import common_kind, main_metrics
+from swin_backbone.workbench.report.page import find_common_kind, list_main_metrics
 
 
 @MODELS.register_module(force=True)  # OpenMMLab's mmengine cannot print a config with a class
@@ -166,11 +166,11 @@ def test_runs_are_compared_by_a_common_kind_of_ap(detector, tmp_path, kind, colu
     sizes = {kind: first['sizes'][kind]}
     (tmp_path / 'first/report.json').write_text(json.dumps(dict(first, sizes=sizes)))
     report = guessed(detector, tmp_path / 'second', compare=[tmp_path / 'first'])
-    assert main_metrics(report, report['compared_kind'])['all: AP'] == report['sizes'][kind]['AP']
-    assert main_metrics(report, report['compared_kind'])['nut'] == report['classes'][0][column]
+    assert list_main_metrics(report, report['compared_kind'])['all: AP'] == report['sizes'][kind]['AP']
+    assert list_main_metrics(report, report['compared_kind'])['nut'] == report['classes'][0][column]
     assert ('AP is that of boxes' in (tmp_path / 'second/index.html').read_text()) == (kind == 'bbox')
-    assert common_kind([report, dict(sizes={})]) is None
-    assert main_metrics(report, None) == {}
+    assert find_common_kind([report, dict(sizes={})]) is None
+    assert list_main_metrics(report, None) == {}
 
 
 def test_pictures_of_the_report_before_are_not_counted(tmp_path):
@@ -262,7 +262,9 @@ def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
     assert 'evaluating segm' in result.stderr  # the progress
     assert 'report.json is there already' in error_of('tools/report.py', *words)
     report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
-    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metrics(report, 'segm'), settings='')]
+    assert report['compared'] == [
+        dict(name=str(tmp_path / 'out'), values=list_main_metrics(report, 'segm'), settings='')
+    ]
     assert checkpoint_bytes == Path(checkpoint).read_bytes()
     assert report['best']['threshold'] == 0.44
     (prediction,) = model.predict(root / 'images/val/0.png', score_thr=tmp_path / 'again')

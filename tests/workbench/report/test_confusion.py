@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from swin_backbone.workbench.report import confusion
-from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
+from swin_backbone.workbench.report.confusion import PixelCounts, report_classification
 
 CLASSES = ('sky', 'road', 'tree', 'boat')  # no boat is labelled or predicted
 
@@ -43,7 +43,7 @@ def test_a_classifier_has_its_surest_mistakes_first():
     scores[range(4), [0, 1, 2, 0]] = 0.9, 0.6, 0.8, 0.5
     scores[3, 4] = 0.3
     names = [f'c{index}' for index in range(6)]
-    report = classification_report(['a', 'b', 'c', 'd'], np.array([0, 2, 1, 4]), scores, names)
+    report = report_classification(['a', 'b', 'c', 'd'], np.array([0, 2, 1, 4]), scores, names)
     assert report['overall'] == dict(top1=0.25, top5=1.0)
     assert [row['file'] for row in report['pictures']] == ['c', 'b', 'd']
     assert report['pictures'][2] == dict(file='d', label='c4', predicted='c0', score=0.5, score_of_label=0.3)

@@ -10,8 +10,8 @@ from pycocotools.cocoeval import COCOeval, Params
 from scenes import annotation, as_coco, result, scene
 
 from swin_backbone.workbench.report import analyse, detection
-from swin_backbone.workbench.report.analyse import detection_report
-from swin_backbone.workbench.report.errors import DOUBTS, KINDS, costs, find_errors
+from swin_backbone.workbench.report.analyse import report_detection
+from swin_backbone.workbench.report.errors import DOUBTS, KINDS, find_costs, find_errors
 
 # Counts and gained AP of tidecv 1.0.1, changed as the paper: the surest error of an object is fixed for each kind alone
 TIDE = {
@@ -31,7 +31,7 @@ def evaluate(truth, results, iou_type='bbox', **settings):
 
 
 def report_on(truth, results, **settings):
-    return detection_report([evaluate(truth, results, **settings)], files_of(truth))
+    return report_detection([evaluate(truth, results, **settings)], files_of(truth))
 
 
 def files_of(truth):
@@ -92,7 +92,7 @@ def test_kinds_and_costs_are_those_of_tide(seed):
     evaluation = evaluate(truth, results)
     errors = find_errors(evaluation, 0.5)
     counts = dict(zip(KINDS, np.bincount(errors.kind)), missed=errors.is_missed.sum())
-    gains = costs(evaluation, errors)
+    gains = find_costs(evaluation, errors)
     assert {kind: counts[kind] for kind in TIDE[seed]} == {kind: count for kind, (count, _) in TIDE[seed].items()}
     assert gains == pytest.approx({kind: gain for kind, (_, gain) in TIDE[seed].items()}, abs=3e-4)
 
@@ -180,14 +180,14 @@ def test_poor_masks_make_no_label_doubtful():
     box = [20.0, 20.0, 30.0, 30.0]
     truth = as_coco(range(5), [annotation(image + 1, image, 0, box) for image in range(5)], 1)
     results = [result(image, 0, [70.0, 70.0, 9.0, 9.0], 0.9) | dict(bbox=box) for image in range(5)]
-    report, _ = detection_report([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], files_of(truth))
+    report, _ = report_detection([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], files_of(truth))
     assert (report['overall']['AP'], report['labels']) == (0, {kind: [] for kind in DOUBTS})
 
 
 def test_a_picture_that_is_not_tested_is_not_listed():
     """--skip-unreadable leaves it out. COCOeval counts its objects as missed."""
     truth = as_coco(range(3), [annotation(image + 1, image, 0, [10, 10, 40, 40]) for image in range(3)], 1)
-    report, _ = detection_report([evaluate(truth, [result(0, 0, [10, 10, 40, 40], 0.9)])], {0: '0.jpg', 1: '1.jpg'})
+    report, _ = report_detection([evaluate(truth, [result(0, 0, [10, 10, 40, 40], 0.9)])], {0: '0.jpg', 1: '1.jpg'})
     assert [row['file'] for row in report['pictures']] == ['1.jpg', '0.jpg']
     assert [row['file'] for row in report['labels']['not found']] == ['1.jpg']
 
@@ -197,7 +197,7 @@ def test_predictions_are_compared_with_labels_once(monkeypatch, kinds):
     counted = []
     monkeypatch.setattr(analyse, 'find_errors', lambda *args: counted.append(args) or find_errors(*args))
     truth, results = planted_scene(2)
-    detection_report([evaluate(truth, results, kind) for kind in kinds], files_of(truth))
+    report_detection([evaluate(truth, results, kind) for kind in kinds], files_of(truth))
     assert len(counted) == 1
 
 

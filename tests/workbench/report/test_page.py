@@ -14,10 +14,10 @@ from markupsafe import escape
 from pycocotools.cocoeval import Params
 from scenes import as_coco, scene
 
-from swin_backbone.workbench.report.analyse import detection_report
-from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
+from swin_backbone.workbench.report.analyse import report_detection
+from swin_backbone.workbench.report.confusion import PixelCounts, report_classification
 from swin_backbone.workbench.report.detection import evaluate
-from swin_backbone.workbench.report.page import common_kind, main_metrics, render
+from swin_backbone.workbench.report.page import find_common_kind, list_main_metrics, render
 from swin_backbone.workbench.report.thumbnails import draw_labels
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -28,7 +28,7 @@ LOG = dict(losses={'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}, rates=
 def of_boxes(files):
     truth, results = scene(0, crowd=0.1)
     truth.cats[5]['name'] = ODD
-    return detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
+    return report_detection([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
 
 
 def of_pixels(files):
@@ -40,7 +40,7 @@ def of_pixels(files):
 
 
 def of_scores(files):
-    return classification_report([files[1]], np.array([0]), np.array([[0.2, 0.8]]), [ODD, 'road']), dict(pictures=[{}])
+    return report_classification([files[1]], np.array([0]), np.array([[0.2, 0.8]]), [ODD, 'road']), dict(pictures=[{}])
 
 
 @pytest.fixture(params=[of_boxes, of_pixels, of_scores])
@@ -51,8 +51,8 @@ def page(request, tmp_path):
         cv2.imwrite(file, np.full((150, 200, 3), 99, np.uint8))
     report, thumbnails = request.param(files)
     report.update(title='a <model>', checkpoint='1.pth', tested=40, metrics={'coco/bbox_mAP': 0.1}, log=LOG)
-    report['compared_kind'] = common_kind([report])
-    values = {**main_metrics(report, report['compared_kind']), ODD: None}
+    report['compared_kind'] = find_common_kind([report])
+    values = {**list_main_metrics(report, report['compared_kind']), ODD: None}
     report['compared'] = [dict(name='before', settings='lr\n  - 1\n  + 2', values=values)]
     path = tmp_path / 'out' / 'index.html'
     path.parent.mkdir()
@@ -92,7 +92,7 @@ def test_the_summary_names_worst_class_threshold_and_error(page):
 
 def test_the_summary_names_nothing_without_objects():
     truth = as_coco(range(2), [], 2)
-    report, thumbnails = detection_report([evaluate(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
+    report, thumbnails = report_detection([evaluate(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
     report.update(title='', checkpoint='', tested=2, metrics={}, log=None, compared=[], compared_kind=None)
     page = render(report, thumbnails, Path())
     assert [words for words in ('worst class', 'best threshold', 'main kind', '--score-thr') if words in page] == []
