@@ -77,21 +77,22 @@ def tile_bar(step: int) -> Iterator[Callable[[Any], None]]:
 
     On a terminal a bar shows them, in a log a line per minute.
     """
-    console, printed = Console(stderr=True), time.monotonic()
+    console = Console(stderr=True)
+    printed = time.monotonic()
     columns = (TextColumn('tiles'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.description}'))
     bar = Progress(*columns, console=console, disable=not console.is_terminal)
-    number = bar.add_task('')
+    task_id = bar.add_task('')
     (task,) = bar.tasks
 
     def show(counts: Any) -> None:
         nonlocal printed
-        bar.update(number, completed=counts.done, total=counts.total)
+        bar.update(task_id, completed=counts.done, total=counts.total)
         if not task.speed:
             return
         left = timedelta(seconds=round(task.time_remaining or 0))
         text = f'{task.speed:.2f} tiles/s, {task.speed * step**2 / 1e6:.1f} Mpx/s, {left} left'
         text += f', {counts.blank} blank' if counts.blank else ''
-        bar.update(number, description=text)
+        bar.update(task_id, description=text)
         if not console.is_terminal and (time.monotonic() - printed > 60 or counts.done == counts.total):
             printed = time.monotonic()
             print(f'tiles {counts.done}/{counts.total}, {text}', file=sys.stderr, flush=True)
@@ -113,7 +114,7 @@ def main() -> None:
         )  # fmt: skip
     for note in filter(None, (describe_unused_options(args, predictor.scope), *tiled.notes)):
         print(note, file=sys.stderr)
-    begin = time.monotonic()
+    start = time.monotonic()
     with exit_with_message(ANY_ERROR, args.debug):
         if args.merge:
             print(f'merged; see {", ".join(map(str, tiled.merge(args.overwrite)))}')
@@ -124,7 +125,7 @@ def main() -> None:
     of_run = ' in this run' if args.resume_tiles else ''
     print(
         f'{counts.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
-        f'{time.monotonic() - begin:.1f} s, {counts.blank} blank ones skipped{of_run}; see '
+        f'{time.monotonic() - start:.1f} s, {counts.blank} blank ones skipped{of_run}; see '
         f'{", ".join(map(str, files)) or f"{tiled.finished_tiles.folder}, and merge the shards by --merge"}'
     )
 

@@ -18,7 +18,8 @@ class Blender:
     after the `warm_up` tiles, gives the same bits.
 
     Args:
-        scratch: file of columns * (classes + 1) * overlap * tile * 4 bytes.
+        classes: number of classes.
+        scratch: file that gets columns * (classes + 1) * overlap * tile * 4 bytes.
     """
 
     def __init__(self, grid: Grid, classes: int, scratch: IO[bytes]):
@@ -40,12 +41,14 @@ class Blender:
         Returns:
             The sums of the tile's cell (K, H, W), and the pixels with scores (H, W) bool. None: no pixel has scores.
         """
-        grid, (row, column) = self.grid, self.grid.place(index)
+        grid = self.grid
+        row, column = grid.place(index)
         if not column:
             self.right = None
         if scores_KHW is None and self.right is None and column not in self.below:
             return None
-        cell, window, overlap, stride = grid.cell(index), grid.window(index), grid.overlap, grid.stride
+        cell, window = grid.cell(index), grid.window(index)
+        overlap, stride = grid.overlap, grid.stride
         weights_HW = np.outer(grid.vertical.weights(row), grid.horizontal.weights(column))
         sums = np.zeros((self.classes + 1, *weights_HW.shape), np.float32)  # the last plane: sums of the weights
         if scores_KHW is not None:

@@ -23,12 +23,13 @@ class FinishedTiles:
     """The finished tiles of a picture.
 
     Args:
-        folder: of the tiles.
+        folder: folder of the tiles.
         settings: everything that the results depend on.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        self.folder, self._file, self._merged = folder, folder / 'settings.json', folder / 'merged'
+        self.folder = folder
+        self._file, self._merged = folder / 'settings.json', folder / 'merged'
         self._settings = json.dumps(settings).encode()
         self._digest = hashlib.sha256(self._settings).hexdigest()[:16]
 
@@ -37,11 +38,12 @@ class FinishedTiles:
         return self.folder / f'{self._digest}-{index}.tile'
 
     @contextmanager
-    def lock(self, number: int, count: int) -> Iterator[None]:
+    def lock(self, shard: int, count: int) -> Iterator[None]:
         """Lock a shard against other processes.
 
         Args:
-            number, count: of the shard; 0 and 1 for all tiles.
+            shard: index of the shard, 0 for all tiles.
+            count: number of shards, 1 for all tiles.
 
         Raises:
             ValueError: if another process works on tiles of the shard, also as part of another division, or merges.
@@ -50,10 +52,10 @@ class FinishedTiles:
             with self.lock_merge():
                 for path in self.folder.glob('*-of-*.lock'):
                     other, others = map(int, path.stem.split('-of-'))
-                    if number * others < (other + 1) * count and other * count < (number + 1) * others:
+                    if shard * others < (other + 1) * count and other * count < (shard + 1) * others:
                         with self._acquire(path):
                             pass
-                stack.enter_context(self._acquire(self.folder / f'{number}-of-{count}.lock'))
+                stack.enter_context(self._acquire(self.folder / f'{shard}-of-{count}.lock'))
             yield
 
     def lock_merge(self) -> AbstractContextManager[Any]:
@@ -68,7 +70,7 @@ class FinishedTiles:
             raise ValueError(f'another process works on {path}: wait for it, or end it') from None
 
     def begin(self, tiles: range, resume: bool, overwrite: bool) -> int:
-        """Return the number of finished tiles of a shard: 0, or those to continue after if `resume` is set.
+        """Return the number of finished tiles of a shard, after which a run continues: 0 without `resume`.
 
         Raises:
             ValueError: if there are tiles of other settings and `overwrite` is not set, or finished tiles and neither
@@ -79,7 +81,7 @@ class FinishedTiles:
                 path.unlink(missing_ok=True)
         elif resume or any(self.folder.glob('*.tile')):
             self.require_same()
-        done = next((number for number, index in enumerate(tiles) if not self.tile(index).exists()), len(tiles))
+        done = next((count for count, index in enumerate(tiles) if not self.tile(index).exists()), len(tiles))
         if done and not resume:
             raise ValueError(
                 f'{self.folder} has finished tiles of this picture: --resume (in Python resume=True) goes on, '

@@ -97,7 +97,7 @@ class Grid:
     Args:
         size: height and width of the picture.
         tile: side of a tile, in pixels.
-        overlap: of neighbours, from 0 to half a tile: along an axis, a pixel is in at most two tiles.
+        overlap: overlap of neighbours, from 0 to half a tile: along an axis, a pixel is in at most two tiles.
         alignment: the last tiles of a row and column start at a multiple of this, in pixels.
 
     Raises:
@@ -109,7 +109,8 @@ class Grid:
             raise ValueError(f'overlap takes 0 to half a tile, {tile // 2} pixels, got {overlap}')
         if (tile - overlap) % 16:
             raise ValueError(f'tile - overlap must be a multiple of 16, as tiles of TIFFs are, got {tile} - {overlap}')
-        self.size, self.tile, self.overlap, self.stride = size, tile, overlap, tile - overlap
+        self.size, self.tile, self.overlap = size, tile, overlap
+        self.stride = tile - overlap
         self.vertical, self.horizontal = (Axis(length, tile, overlap, alignment) for length in size)
         self.rows, self.columns = self.vertical.count, self.horizontal.count
 
@@ -152,6 +153,6 @@ class Grid:
         around = [(row + y, column + x) for y in (-1, 0, 1) for x in (-1, 0, 1) if y or x]
         return [r * self.columns + c for r, c in around if 0 <= r < self.rows and 0 <= c < self.columns]
 
-    def shard(self, number: int, count: int) -> range:
-        """Return the tiles of a shard. Sizes of shards differ by at most one tile."""
-        return range(number * len(self) // count, (number + 1) * len(self) // count)
+    def shard(self, index: int, count: int) -> range:
+        """Return the tiles of a shard, one of `count`. Sizes of shards differ by at most one tile."""
+        return range(index * len(self) // count, (index + 1) * len(self) // count)

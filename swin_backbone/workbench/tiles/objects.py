@@ -19,7 +19,7 @@ TWINS = 0.5  # IoU of twins within the overlap of their tiles
 LONGEST = 12  # characters of a run length of an RLE: 60 bits
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2
-Key = tuple[int, int]  # number of a tile, and of an object in the tile
+Key = tuple[int, int]  # index of a tile, and of an object in the tile
 
 
 class Object(NamedTuple):
@@ -32,7 +32,7 @@ class Object(NamedTuple):
     is_cut: bool = False
 
 
-def runs_of(mask_HW: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
+def find_runs(mask_HW: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
     """Return the runs of a mask of a window, in a picture of `height` rows."""
     columns_WH = np.pad(mask_HW.T.astype(np.int8), ((0, 0), (1, 1)))
     steps = np.diff(columns_WH, axis=1)
@@ -68,7 +68,7 @@ def count_pixels(runs: NDArray[Any]) -> int:
     return int((runs[:, 1] - runs[:, 0]).sum())
 
 
-def rle_of(runs: NDArray[Any], size: Size) -> dict[str, Any]:
+def encode_runs(runs: NDArray[Any], size: Size) -> dict[str, Any]:
     """Return COCO's compressed RLE of a mask, in a picture of `size` (height, width).
 
     It equals the RLE of pycocotools, also for pictures of more than 2 ** 32 pixels, which pycocotools cannot hold.
@@ -104,7 +104,8 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
     lengths = run_lengths(segmentation['counts'], LONGEST)
     if lengths is None:
         raise ValueError(f'segmentation takes a compressed RLE, got {segmentation!r:.80}')
-    (x, y, width, height), rows = box, segmentation['size'][0]
+    x, y, width, height = box
+    rows = segmentation['size'][0]
     index_HW = (x + np.arange(width)) * rows + y + np.arange(height)[:, None]
     mask_HW: NDArray[Any] = np.searchsorted(np.cumsum(lengths), index_HW, side='right') % 2 == 1
     return mask_HW
@@ -143,7 +144,7 @@ class Merger:
 
     def add(self, index: int, objects: Sequence[Object]) -> Iterator[Object]:
         """Add the objects of the next tile, and yield the finished objects."""
-        keys = [(index, number) for number in range(len(objects))]
+        keys = [(index, place) for place in range(len(objects))]
         self.tiles[index] = keys
         self.objects.update(zip(keys, objects))
         self.parent.update(zip(keys, keys))
@@ -170,15 +171,15 @@ class Merger:
         for key, box in first:
             for key_2, box_2 in second:
                 if self.objects[key].label == self.objects[key_2].label and _common_area(box, box_2) > 0:
-                    pairs.append((-self._similarity(key, key_2, box, box_2, overlap), key, key_2))
+                    pairs.append((-self._compare(key, key_2, box, box_2, overlap), key, key_2))
         matched: set[Key] = set()
-        for negative, key, key_2 in sorted(pairs):
-            if -negative >= TWINS and matched.isdisjoint((key, key_2)):
+        for negative_iou, key, key_2 in sorted(pairs):
+            if -negative_iou >= TWINS and matched.isdisjoint((key, key_2)):
                 matched.update((key, key_2))
-                root, child = sorted((self._root(key), self._root(key_2)))
+                root, child = sorted((self._find_root(key), self._find_root(key_2)))
                 self.parent[child] = root
 
-    def _similarity(self, key: Key, key_2: Key, box: Box, box_2: Box, overlap: Window) -> float:
+    def _compare(self, key: Key, key_2: Key, box: Box, box_2: Box, overlap: Window) -> float:
         """Return the IoU of two objects within the overlap: of masks or, without masks, of boxes."""
         masks = [item.runs for item in (self.objects[key], self.objects[key_2]) if item.runs is not None]
         if len(masks) < 2:
@@ -188,7 +189,7 @@ class Merger:
         union = count_pixels(unite_runs(masks))
         return (count_pixels(masks[0]) + count_pixels(masks[1]) - union) / union if union else 0.0
 
-    def _root(self, key: Key) -> Key:
+    def _find_root(self, key: Key) -> Key:
         while self.parent[key] != key:
             self.parent[key] = self.parent[self.parent[key]]
             key = self.parent[key]
@@ -198,9 +199,9 @@ class Merger:
         """Yield and forget the objects whose parts are all of tiles before `end`."""
         groups: dict[Key, list[Key]] = {}
         for key in self.parent:
-            groups.setdefault(self._root(key), []).append(key)
-        for root in sorted(groups):
-            keys = sorted(groups[root])
+            groups.setdefault(self._find_root(key), []).append(key)
+        for _, keys in sorted(groups.items()):
+            keys.sort()
             if keys[-1][0] < end:
                 yield _unite([self.objects[key] for key in keys])
                 for key in keys:

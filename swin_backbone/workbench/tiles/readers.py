@@ -58,7 +58,7 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
     An SVS that rasterio cannot open, as with JPEG 2000 inside, is opened with openslide if installed.
 
     Args:
-        level: of a pyramid; 0 has all pixels.
+        level: level of a pyramid; 0 has all pixels.
 
     Raises:
         OSError: if the file is missing, damaged, or not of a kind that is read.
@@ -81,11 +81,11 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
         raise
 
 
-def digest_of(path: Path) -> str:
-    """Return a digest of a picture without reading the whole.
+def compute_digest(path: Path) -> str:
+    """Return a digest of a picture without reading all of it.
 
-    The digest is of time of modification, length, first MiB and last MiB of a file. Of a folder, it is of all times and
-    of zarr's metadata.
+    It is made of the time of modification, the length, and the first and last MiB of a file, or of all times and the
+    metadata of a zarr.
     """
     digest = hashlib.sha256(b'%d' % path.stat().st_mtime_ns)
     if path.is_dir():
@@ -108,12 +108,14 @@ def _open_rasterio(path: Path, level: int) -> Picture:
     with open(path, 'rb') as file:
         tags = read_tiff_tags(file)
     raster = open_gdal(str(path), str(path), tags, level)
-    picture, notes, orientation = _picture(raster, path), [], raster.orientation
+    picture = _make_picture(raster, path)
+    notes = []
+    orientation = raster.orientation
     if tags:
         rows, columns = ((side - 1, side) for side in raster.size)
         raster.read(rows, columns, RGB)  # a truncated file fails here
     else:
-        with suppress(Exception), Image.open(path) as image:  # of many kinds
+        with suppress(Exception), Image.open(path) as image:  # Pillow raises anything
             if image.format in TURNED:
                 orientation = image.getexif().get(ORIENTATION, 1)
             if image.format in ('JPEG', 'MPO') and image.mode != 'L':
@@ -152,7 +154,7 @@ def _open_openslide(path: Path, level: int) -> Picture:
         raise OSError(f'{path} cannot be read as a slide: {error}') from error
     require_level(path, level, slide.level_count)
     width, height = slide.level_dimensions[level]
-    scale_y, scale_x = slide.dimensions[1] / height, slide.dimensions[0] / width
+    scale_x, scale_y = slide.dimensions[0] / width, slide.dimensions[1] / height
     background = '#' + slide.properties.get('openslide.background-color', 'ffffff')
 
     def read(window: Window) -> NDArray[Any]:
@@ -184,35 +186,36 @@ def _open_zarr(path: Path, level: int) -> Picture:
         raise OSError(f'{path} cannot be read as a zarr array or OME-Zarr: {error!r}') from error
     require_level(path, level, len(arrays))
     array = arrays[level]
-    shape, bits = array.shape, 1 if array.dtype == np.bool_ else 8 * array.dtype.itemsize
+    shape = array.shape
+    bits = 1 if array.dtype == np.bool_ else 8 * array.dtype.itemsize
     if not axes:
         axes = {2: 'YX', 3: 'YXC' if shape[-1] <= 4 else 'CYX', 5: 'TCZYX'}.get(len(shape), '')
-    few = all(length == 1 or axis in 'YXC' for axis, length in zip(axes, shape))
-    if len(axes) != len(shape) or not few or not {'Y', 'X'} <= set(axes):
+    is_single = all(length == 1 or axis in 'YXC' for axis, length in zip(axes, shape))
+    if len(axes) != len(shape) or not is_single or not {'Y', 'X'} <= set(axes):
         raise OSError(f'{path} has an array of {shape} with the axes {axes or "unknown"}, which is no picture')
     size = {axis: shape[axes.index(axis)] for axis in axes}
 
-    def read(rows: Span, columns: Span, most: int) -> NDArray[Any]:
-        part = dict(Y=slice(*rows), X=slice(*columns), C=slice(most))
+    def read(rows: Span, columns: Span, max_bands: int) -> NDArray[Any]:
+        slices = dict(Y=slice(*rows), X=slice(*columns), C=slice(max_bands))
         try:
-            pixels = np.asarray(array[tuple(part.get(axis, 0) for axis in axes)])
-        except Exception as error:  # of a codec
+            pixels = np.asarray(array[tuple(slices.get(axis, 0) for axis in axes)])
+        except Exception as error:  # a codec raises anything
             raise OSError(f'{path} cannot be read at rows {rows}, columns {columns}: {error!r}') from error
-        left = [axis for axis in axes if axis in part]
+        left = [axis for axis in axes if axis in slices]
         pixels = pixels.transpose([left.index(axis) for axis in 'YXC' if axis in left])
         return pixels.reshape(*pixels.shape[:2], -1)
 
     raster = Raster((size['Y'], size['X']), size.get('C', 1), array.dtype, bits, read, holds_rows=False)
-    return _picture(raster, path)
+    return _make_picture(raster, path)
 
 
-def _picture(raster: Raster, path: Path) -> Picture:
-    """Return the picture of a raster's colours. Raises: see `require_colours`."""
+def _make_picture(raster: Raster, path: Path) -> Picture:
+    """Return a picture of the colours of a raster. Raises: see `require_colours`."""
     require_colours(raster, str(path))
 
     def read(window: Window) -> NDArray[Any]:
-        rows, columns = (window.top, window.bottom), (window.left, window.right)
-        return to_bgr(raster, raster.read(rows, columns, RGB))
+        pixels = raster.read((window.top, window.bottom), (window.left, window.right), RGB)
+        return to_bgr(raster, pixels)
 
     read_held = _hold_rows(read, raster.size[1]) if raster.holds_rows else read
     return Picture(raster.size, read_held, notes_of(raster, str(path)), raster.crs, raster.transform)

@@ -21,8 +21,8 @@ from . import writers
 from .blend import Blender
 from .finished import FinishedTiles
 from .grid import Grid, default_overlap
-from .objects import Merger, Object, mark_cut, runs_of
-from .readers import digest_of, open_picture
+from .objects import Merger, Object, find_runs, mark_cut
+from .readers import compute_digest, open_picture
 
 SMALLEST_OVERLAP = 32  # pixels, of a detector: the parts of a cut object are matched within the overlap
 
@@ -47,13 +47,13 @@ class TiledInference:
 
     Args:
         predictor: of a checkpoint or an exported folder.
-        path: of the picture; see `open_picture`.
+        path: path of the picture; see `open_picture`.
         out_dir: folder of the results. A segmentor writes `labels/NAME.tif`; a detector writes `objects/NAME.jsonl`,
             `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` has
             the finished tiles.
         tile: side of a tile, in pixels.
-        overlap: of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
-        level: of a pyramid; 0 has all pixels.
+        overlap: overlap of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
+        level: level of a pyramid; 0 has all pixels.
         skip_blank: skip tiles in which each channel varies by at most this number. None: skip no tile.
         score_thr: lowest score of a written object, see `choose_score_thr`.
 
@@ -77,15 +77,17 @@ class TiledInference:
         skip_blank: Optional[int] = None,
         score_thr: Optional[ScoreThr] = None,
     ):
-        self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
-        self.segments = predictor.scope == 'mmseg'
+        self.predictor = predictor
+        self.path, self.out_dir = Path(path), Path(out_dir)
+        self.is_segmentor = predictor.scope == 'mmseg'
         overlap = default_overlap(tile) if overlap is None else overlap
-        if not self.segments and overlap < SMALLEST_OVERLAP:
+        if not self.is_segmentor and overlap < SMALLEST_OVERLAP:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
         self.picture = open_picture(path, level)
         self.classes: list[str] = list(predictor.meta['classes'])
         height, width = predictor.input_size((tile, tile))
-        alignment, keeps_size = predictor.window_alignment, (height, width) == (tile, tile)
+        keeps_size = (height, width) == (tile, tile)
+        alignment = predictor.window_alignment
         self.grid = Grid(self.picture.size, tile, overlap, alignment if keeps_size else 1)
         self.skip_blank = skip_blank
         self.score_thr = choose_score_thr(predictor, score_thr)
@@ -98,15 +100,16 @@ class TiledInference:
                 'of the windows: labels differ more from the labels of the whole picture'
             )
         settings = dict(
-            format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.fingerprint,
-            tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else self.score_thr,
+            format=2, picture=compute_digest(self.path), size=self.picture.size, level=level,
+            model=predictor.fingerprint, tile=tile, overlap=overlap, skip_blank=skip_blank,
+            score_thr=None if self.is_segmentor else self.score_thr,
         )  # fmt: skip
         self.finished_tiles = FinishedTiles(self.out_dir / 'tiles' / self.path.stem, settings)
 
     @property
     def files(self) -> list[Path]:
         """Return the paths of the results."""
-        if self.segments:
+        if self.is_segmentor:
             return [self.out_dir / 'labels' / f'{self.path.stem}.tif']
         suffixes = ['.jsonl', '.images.json', *(['.geojson'] if self.picture.crs else [])]
         return [self.out_dir / 'objects' / (self.path.stem + suffix) for suffix in suffixes]
@@ -121,7 +124,7 @@ class TiledInference:
         """Predict all tiles and write the results, or predict the tiles of a shard.
 
         Args:
-            shard: number from 0, and number of shards; `merge` writes the results.
+            shard: index of the shard, and number of shards; `merge` writes the results.
             resume: continue after the finished tiles.
             overwrite: replace results and finished tiles.
             on_progress: called after each tile.
@@ -132,18 +135,19 @@ class TiledInference:
             FileExistsError: if a result would replace a file; see `check_outputs` and `claim_folder`.
             OSError: if the picture cannot be read, or the results cannot be written.
         """
-        number, count = shard or (0, 1)
+        shard_index, num_shards = shard or (0, 1)
         # A resumed run may have been killed while it was writing results.
         overwrite_results = overwrite or (resume and self.finished_tiles.is_begun())
         self._check(overwrite_results)
-        tiles, blank = self.grid.shard(number, count), 0
-        with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(number, count):
+        tiles = self.grid.shard(shard_index, num_shards)
+        with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(shard_index, num_shards):
             if resume and self.finished_tiles.is_merged() and all(path.exists() for path in self.files):
                 return TiledResult(TileCounts(len(tiles), len(tiles), 0), self.files)
             done = self.finished_tiles.begin(tiles, resume, overwrite and not resume)
+            blank = 0
             on_progress(TileCounts(done, len(tiles), blank))
-            for index, data, is_blank in self._predict(tiles[done:]):
-                write_whole(self.finished_tiles.tile(index), data)
+            for index, packed, is_blank in self._predict(tiles[done:]):
+                write_whole(self.finished_tiles.tile(index), packed)
                 done, blank = done + 1, blank + is_blank
                 on_progress(TileCounts(done, len(tiles), blank))
             return TiledResult(TileCounts(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
@@ -159,7 +163,7 @@ class TiledInference:
         self.finished_tiles.require_all(len(self.grid))
         with self.finished_tiles.lock_merge():
             self.finished_tiles.require_all(len(self.grid))  # another process may have merged in between
-            if self.segments:
+            if self.is_segmentor:
                 self._write_labels()
             else:
                 self._write_objects()
@@ -171,13 +175,13 @@ class TiledInference:
         claim_folder(self.files[0].parent, overwrite=True)
 
     def _predict(self, tiles: range) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield the number of each tile, the result, and whether the tile was skipped."""
+        """Yield the index of each tile, the packed result, and whether the tile is skipped."""
         if not tiles:
             return
-        if not self.segments:
+        if not self.is_segmentor:
             for index in tiles:
                 pixels = self._read(index)
-                objects = [] if pixels is None else mark_cut(self._objects(index, pixels), self.grid, index)
+                objects = [] if pixels is None else mark_cut(self._iter_objects(index, pixels), self.grid, index)
                 yield index, writers.pack_objects(objects), pixels is None
             return
         with tempfile.TemporaryFile(dir=self.finished_tiles.folder) as scratch:
@@ -187,7 +191,7 @@ class TiledInference:
                 scores_KHW = None if pixels is None else self.predictor.scores(self._prepare(pixels))
                 blended = blender.add(index, scores_KHW)
                 if index in tiles:
-                    yield index, writers.pack_labels(self._labels(index, blended)), pixels is None
+                    yield index, writers.pack_labels(self._choose_labels(index, blended)), pixels is None
 
     def _read(self, index: int) -> Optional[NDArray[Any]]:
         """Return the pixels of a tile; None for a skipped tile."""
@@ -201,28 +205,29 @@ class TiledInference:
     def _prepare(self, pixels: NDArray[Any]) -> dict[str, Any]:
         return self.predictor.preprocess(make_frame(pixels, self.path))
 
-    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
-        dtype = writers.label_type(len(self.classes))
+    def _choose_labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
+        dtype = writers.choose_label_type(len(self.classes))
         labels_HW = np.full(self.grid.cell(index).size, np.iinfo(dtype).max, dtype)
         if blended is not None:
             sums_KHW, has_scores_HW = blended
             labels_HW[has_scores_HW] = sums_KHW.argmax(0)[has_scores_HW]
         return labels_HW
 
-    def _objects(self, index: int, pixels: NDArray[Any]) -> Iterator[Object]:
+    def _iter_objects(self, index: int, pixels: NDArray[Any]) -> Iterator[Object]:
         (sample,) = self.predictor.predict([self._prepare(pixels)])
         if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
             raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
-        instances, window = sample.pred_instances.cpu().numpy(), self.grid.window(index)
+        instances = sample.pred_instances.cpu().numpy()
+        window = self.grid.window(index)
         lowest = list_thresholds(self.score_thr, self.classes)
-        for number in np.flatnonzero(instances.scores >= lowest[instances.labels]):
-            x1, y1, x2, y2 = map(float, instances.bboxes[number])
+        for place in np.flatnonzero(instances.scores >= lowest[instances.labels]):
+            x1, y1, x2, y2 = map(float, instances.bboxes[place])
             runs = None
             if 'masks' in instances:
-                runs = runs_of(np.asarray(instances.masks[number], bool), window, self.grid.size[0])
+                runs = find_runs(np.asarray(instances.masks[place], bool), window, self.grid.size[0])
             yield Object(
                 (x1 + window.left, y1 + window.top, x2 + window.left, y2 + window.top),
-                float(instances.scores[number]), int(instances.labels[number]), runs,
+                float(instances.scores[place]), int(instances.labels[place]), runs,
             )  # fmt: skip
 
     def _write_labels(self) -> None:
@@ -241,18 +246,19 @@ class TiledInference:
         )
 
     def _write_objects(self) -> None:
-        ids, (height, width) = find_category_ids(self.predictor), self.grid.size
+        ids = find_category_ids(self.predictor)
         lines, images, *geojson = self.files
-        write_whole_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
+        write_whole_by(lines, lambda partial: writers.write_objects(partial, self._iter_merged(), self.grid.size, ids))
         for path in geojson:
             write_whole_by(
-                path, lambda partial: writers.write_geojson(partial, self._merged(), self.picture, self.classes)
+                path, lambda partial: writers.write_geojson(partial, self._iter_merged(), self.picture, self.classes)
             )
+        height, width = self.grid.size
         image = dict(id=1, file_name=str(self.path), height=height, width=width)
-        categories = [dict(id=number, name=name) for number, name in zip(ids, self.classes)]
+        categories = [dict(id=category_id, name=name) for category_id, name in zip(ids, self.classes)]
         write_whole(images, json.dumps(dict(images=[image], categories=categories)).encode())
 
-    def _merged(self) -> Iterator[Object]:
+    def _iter_merged(self) -> Iterator[Object]:
         merger = Merger(self.grid)
         for index in range(len(self.grid)):
             yield from merger.add(index, writers.unpack_objects(self.finished_tiles.tile(index).read_bytes()))

@@ -16,7 +16,7 @@ from shapely.affinity import affine_transform
 
 from ...sizes import Size
 from .grid import Grid
-from .objects import Object, rle_of
+from .objects import Object, encode_runs
 from .readers import Picture
 
 GDAL_NODATA = 42113
@@ -24,9 +24,9 @@ GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)  # scale, tie points, tran
 LONLAT = 'EPSG:4326'  # of GeoJSON, RFC 7946
 
 
-def label_type(classes: int) -> np.dtype[Any]:
+def choose_label_type(num_classes: int) -> np.dtype[Any]:
     """Return the dtype of labels. Its largest number marks pixels without a prediction."""
-    return np.dtype(np.uint8 if classes <= 255 else np.uint16)
+    return np.dtype(np.uint8 if num_classes <= 255 else np.uint16)
 
 
 def pack_labels(labels_HW: NDArray[Any]) -> bytes:
@@ -34,8 +34,8 @@ def pack_labels(labels_HW: NDArray[Any]) -> bytes:
     return zlib.compress(labels_HW.tobytes())
 
 
-def unpack_labels(data: bytes, size: Size, classes: int) -> NDArray[Any]:
-    return np.frombuffer(zlib.decompress(data), label_type(classes)).reshape(size)
+def unpack_labels(packed: bytes, size: Size, num_classes: int) -> NDArray[Any]:
+    return np.frombuffer(zlib.decompress(packed), choose_label_type(num_classes)).reshape(size)
 
 
 def write_labels(
@@ -52,10 +52,10 @@ def write_labels(
         blocks: labels of each block, row by row; smaller at the borders of the picture.
         picture: has the coordinates.
     """
-    dtype = label_type(len(classes))
+    dtype = choose_label_type(len(classes))
     tags = [(GDAL_NODATA, 2, 0, str(np.iinfo(dtype).max), True)]
     if picture.crs:
-        tags += _geo_tags(picture)
+        tags += _make_geo_tags(picture)
     colours: dict[str, Any] = dict(photometric='minisblack')
     if dtype == np.uint8:
         table = np.zeros((3, 256), np.uint16)
@@ -68,7 +68,7 @@ def write_labels(
     )  # fmt: skip
 
 
-def _geo_tags(picture: Picture) -> list[tuple[Any, ...]]:
+def _make_geo_tags(picture: Picture) -> list[tuple[Any, ...]]:
     """Return the TIFF tags of a picture's coordinates, copied from a small file of GDAL."""
     with rasterio.MemoryFile() as memory:
         profile = dict(driver='GTiff', width=1, height=1, count=1, dtype='uint8')
@@ -86,10 +86,10 @@ def pack_objects(objects: Iterable[Object]) -> bytes:
     return zlib.compress(json.dumps(rows, separators=(',', ':')).encode())
 
 
-def unpack_objects(data: bytes) -> list[Object]:
+def unpack_objects(packed: bytes) -> list[Object]:
     return [
         Object(tuple(box), score, label, None if runs is None else np.array(runs, np.int64).reshape(-1, 2), is_cut)
-        for box, score, label, runs, is_cut in json.loads(zlib.decompress(data))
+        for box, score, label, runs, is_cut in json.loads(zlib.decompress(packed))
     ]
 
 
@@ -102,7 +102,7 @@ def write_objects(path: Path, objects: Iterable[Object], size: Size, category_id
                 image_id=1, category_id=category_ids[item.label], score=item.score, bbox=[x1, y1, x2 - x1, y2 - y1]
             )
             if item.runs is not None:
-                result['segmentation'] = rle_of(item.runs, size)
+                result['segmentation'] = encode_runs(item.runs, size)
             file.write(json.dumps(result) + '\n')
 
 
@@ -113,7 +113,7 @@ def write_geojson(path: Path, objects: Iterable[Object], picture: Picture, class
         separator = '\n'
         for item in objects:
             properties = {'class': classes[item.label], 'score': item.score}
-            outline = affine_transform(_outline(item, picture.size[0]), picture.transform.to_shapely())
+            outline = affine_transform(_make_outline(item, picture.size[0]), picture.transform.to_shapely())
             geometry = transform_geom(picture.crs, LONLAT, shapely.geometry.mapping(outline), precision=9)
             feature = dict(type='Feature', properties=properties, geometry=dict(geometry))
             file.write(separator + json.dumps(feature))
@@ -121,7 +121,7 @@ def write_geojson(path: Path, objects: Iterable[Object], picture: Picture, class
         file.write('\n]}\n')
 
 
-def _outline(item: Object, height: int) -> Any:
+def _make_outline(item: Object, height: int) -> Any:
     """Return the outline of a mask or box in pixels, as a shape of shapely."""
     if item.runs is None or not len(item.runs):
         return shapely.box(*item.box)

@@ -19,7 +19,7 @@ masks_HW = st.tuples(
 
 
 def runs(mask_HW):
-    return tiled.runs_of(mask_HW, Window(0, 0, *mask_HW.shape), mask_HW.shape[0])
+    return tiled.find_runs(mask_HW, Window(0, 0, *mask_HW.shape), mask_HW.shape[0])
 
 
 @given(masks_HW)
@@ -27,7 +27,7 @@ def test_an_rle_is_that_of_pycocotools(mask_HW):
     from pycocotools import mask as coco
 
     expected = coco.encode(np.asfortranarray(mask_HW.astype(np.uint8)))
-    results = tiled.rle_of(runs(mask_HW), mask_HW.shape)
+    results = tiled.encode_runs(runs(mask_HW), mask_HW.shape)
     assert results == dict(size=expected['size'], counts=expected['counts'].decode())
     assert (tiled.crop_of_rle(results, (0, 0, *mask_HW.shape[::-1])) == mask_HW).all()
     assert tiled.count_pixels(runs(mask_HW)) == mask_HW.sum()
@@ -36,7 +36,7 @@ def test_an_rle_is_that_of_pycocotools(mask_HW):
 def test_masks_in_pictures_too_large_for_pycocotools():
     size = 100_000, 120_000
     mask = np.random.default_rng(0).random((30, 40)) < 0.5
-    rle = tiled.rle_of(tiled.runs_of(mask, Window(99_000, 110_000, 99_030, 110_040), size[0]), size)
+    rle = tiled.encode_runs(tiled.find_runs(mask, Window(99_000, 110_000, 99_030, 110_040), size[0]), size)
     assert rle['size'] == list(size)
     assert (tiled.crop_of_rle(rle, (110_000, 99_000, 40, 30)) == mask).all()
     assert not tiled.crop_of_rle(rle, (0, 0, 100, 100)).any()
@@ -52,7 +52,7 @@ def merged(picture, grid, masks=True):
         instances = sample.pred_instances
         here = []
         for number, box in enumerate(instances.bboxes + [window.left, window.top] * 2):
-            mask = tiled.runs_of(instances.masks[number], window, grid.size[0]) if masks else None
+            mask = tiled.find_runs(instances.masks[number], window, grid.size[0]) if masks else None
             here.append(tiled.Object(tuple(box), float(instances.scores[number]), int(instances.labels[number]), mask))
         results += merger.add(index, unpack_objects(pack_objects(tiled.mark_cut(here, grid, index))))
     return results
@@ -74,7 +74,7 @@ def test_shifted_tiles_find_the_same_objects(masks, shift):
         rows, columns = np.nonzero(here)
         assert (x1, y1, x2, y2) == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
         if masks:
-            dense = tiled.crop_of_rle(tiled.rle_of(one.runs, grid.size), (0, 0, *grid.size[::-1]))
+            dense = tiled.crop_of_rle(tiled.encode_runs(one.runs, grid.size), (0, 0, *grid.size[::-1]))
             assert (dense == here).all()
 
 

@@ -289,7 +289,7 @@ def test_memory_does_not_depend_on_the_picture(tmp_path, monkeypatch, kind):
     """Compare memory peaks for three times the side and nine times the pixels."""
     from swin_backbone.workbench.tiles import run
 
-    monkeypatch.setattr(run, 'digest_of', lambda path: '')
+    monkeypatch.setattr(run, 'compute_digest', lambda path: '')
     peaks = []
     for side in (300, 300, 900):  # the first run imports modules
         monkeypatch.setattr(run, 'open_picture', lambda path, level, side=side: Endless((side, side)))
