@@ -29,12 +29,11 @@ def main() -> None:
 
     with exit_with_message(ANY_ERROR, args.debug):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
-        cfg = make_job(args).cfg
-        data = count_costs(cfg, args.shape, args.backbone_only)
-    print_costs(data, Console())
+        costs = count_costs(make_job(args).cfg, args.shape, args.backbone_only)
+    print_costs(costs, Console())
     if args.json:
         with exit_with_message((OSError,), args.debug):
-            write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
+            write_whole(args.json, (json.dumps(costs, indent=2) + '\n').encode())
 
 
 if __name__ == '__main__':

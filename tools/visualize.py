@@ -111,7 +111,7 @@ def _pixel(text: str) -> tuple[int, int]:
     return column, row
 
 
-def _layout(args: argparse.Namespace) -> 'Layout':
+def _make_layout(args: argparse.Namespace) -> 'Layout':
     from swin_backbone.workbench.pictures.layout import lay_out, map_size
 
     size = map_size(args.shape, args.stage)
@@ -121,13 +121,13 @@ def _layout(args: argparse.Namespace) -> 'Layout':
 def draw_windows(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.windows import windows_figure
 
-    return windows_figure(_layout(args))
+    return windows_figure(_make_layout(args))
 
 
 def draw_masks(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.windows import masks_figure
 
-    return masks_figure(_layout(args))
+    return masks_figure(_make_layout(args))
 
 
 def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray[Any]]':
@@ -149,7 +149,8 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.heatmaps import attention_figure
 
     predictor, prepared, picture_HW3 = _open(args)
-    (x, y), (height, width) = args.point, prepared['data_samples'].ori_shape[:2]
+    x, y = args.point
+    height, width = prepared['data_samples'].ori_shape[:2]
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f'--point takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
     at = y * picture_HW3.shape[0] // height, x * picture_HW3.shape[1] // width
@@ -166,9 +167,10 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.heatmaps import features_figure
 
     predictor, prepared, picture_HW3 = _open(args)
-    indices, strides = find_backbone(predictor.model).out_indices, strides_of(predictor.model)
+    indices = find_backbone(predictor.model).out_indices
     maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(prepared)]
     named = [(f'stage {index + 1}', map_CHW) for index, map_CHW in zip(indices, maps)]
+    strides = strides_of(predictor.model)
     return features_figure(picture_HW3, named, [strides[index] for index in indices])
 
 
@@ -211,8 +213,8 @@ def main() -> None:
 
     errors = ANY_ERROR if 'config' in args else USER_ERRORS
     with exit_with_message(errors, args.debug):
-        read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
-        check_outputs(args.out, inputs=read, overwrite=args.overwrite)
+        inputs = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
+        check_outputs(args.out, inputs=inputs, overwrite=args.overwrite)
         save_figure(args.draw(args), args.out, args.dpi)
     print(args.out)
 

@@ -46,13 +46,13 @@ MULTIPLY_ADDS = {
 }
 
 
-def _operations(*_: Any, rate: int, out_shape: Any, **__: Any) -> int:
+def _count_output(*_: Any, rate: int, out_shape: Any, **__: Any) -> int:
     shape = out_shape if isinstance(out_shape, torch.Size) else out_shape[0]
     return 2 * rate * shape.numel()
 
 
 # The counter decomposes an operator without an entry for its overload, and counts by the operator.
-PER_ELEMENT = {key: partial(_operations, rate=rate) for op, rate in MULTIPLY_ADDS.items() for key in (op, op.default)}
+PER_ELEMENT = {key: partial(_count_output, rate=rate) for op, rate in MULTIPLY_ADDS.items() for key in (op, op.default)}
 
 
 class Cost(NamedTuple):
@@ -111,35 +111,36 @@ def forward(model: Any, image_1CHW: Tensor) -> None:
     elif hasattr(model, 'roi_head'):
         _run_two_stages(model, image_1CHW)
     elif type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
-        model.decode_head(model.extract_feat(image_1CHW), _samples(model, image_1CHW))  # mode='tensor' fails
+        model.decode_head(model.extract_feat(image_1CHW), _make_samples(model, image_1CHW))  # mode='tensor' fails
     else:
-        model(image_1CHW, _samples(model, image_1CHW), mode='tensor')
+        model(image_1CHW, _make_samples(model, image_1CHW), mode='tensor')
 
 
 def _run_two_stages(model: Any, image_1CHW: Tensor) -> None:
     """Run each head once on the regions of the convention; their values do not matter."""
-    x, roi_head, regions = model.extract_feat(image_1CHW), model.roi_head, NUM_PROPOSALS
+    maps = model.extract_feat(image_1CHW)
+    roi_head, regions = model.roi_head, NUM_PROPOSALS
     if hasattr(model.rpn_head, 'num_proposals'):  # Sparse R-CNN's proposals are parameters
         regions = model.rpn_head.num_proposals
     else:
-        model.rpn_head(x)
-    semantic = roi_head.semantic_head(x)[1] if getattr(roi_head, 'with_semantic', False) else None
+        model.rpn_head(maps)
+    semantic = roi_head.semantic_head(maps)[1] if getattr(roi_head, 'with_semantic', False) else None
     for head in _as_list(roi_head.bbox_head):
-        pooled = _pooled(roi_head.bbox_roi_extractor, regions, image_1CHW)
+        pooled = _make_pooled(roi_head.bbox_roi_extractor, regions, image_1CHW)
         if hasattr(head, 'instance_interactive_conv'):
             head(pooled, image_1CHW.new_zeros(1, regions, head.in_channels))
         else:
             head(pooled)
     previous = None
     for head in _as_list(roi_head.mask_head) if roi_head.with_mask else ():
-        pooled = _pooled(roi_head.mask_roi_extractor, NUM_MASKS, image_1CHW)
+        pooled = _make_pooled(roi_head.mask_roi_extractor, NUM_MASKS, image_1CHW)
         if semantic is None and not hasattr(head, 'with_conv_res'):
             head(pooled)
         else:  # HTC's mask heads hand features on
             *_, previous = head(pooled, previous, return_logits=True, return_feat=True)
 
 
-def _pooled(extractor: Any, regions: int, image_1CHW: Tensor) -> Tensor:
+def _make_pooled(extractor: Any, regions: int, image_1CHW: Tensor) -> Tensor:
     """Return zeros in the shape of pooled regions."""
     extractor = _as_list(extractor)[0]
     return image_1CHW.new_zeros(regions, extractor.out_channels, *extractor.roi_layers[0].output_size)
@@ -149,7 +150,7 @@ def _as_list(module: Any) -> list[Any]:
     return list(module) if isinstance(module, (nn.ModuleList, list)) else [module]
 
 
-def _samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]:
+def _make_samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]:
     """Return data samples with the shapes of the image."""
     toolbox = type(model).__module__.partition('.')[0]
     sample = import_module(f'{toolbox}.structures').__dict__['DetDataSample' if toolbox == 'mmdet' else 'SegDataSample']
@@ -157,7 +158,7 @@ def _samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]:
     return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
 
 
-def attention_costs(counts: FlopCounts, backbone: str, height: int, width: int) -> list[dict[str, int]]:
+def count_attention(counts: FlopCounts, backbone: str, height: int, width: int) -> list[dict[str, int]]:
     """Return the multiply-adds of the attention layers of each stage.
 
     Args:
@@ -172,7 +173,8 @@ def attention_costs(counts: FlopCounts, backbone: str, height: int, width: int) 
     module: Any = counts.model.get_submodule(backbone)
     costs = []
     for index, (C, h, w) in enumerate(module.map_sizes(height, width)):
-        area, layers = math.prod(module.window_size[index]), len(module.stages[index].blocks)
+        area = math.prod(module.window_size[index])
+        layers = len(module.stages[index].blocks)
         name = f'{backbone}.stages.{index}'.lstrip('.')
         counted = sum(counts.cost(f'{name}.blocks.{i}.attn').flops for i in range(layers))
         if counted:
@@ -191,24 +193,23 @@ def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_o
 
     Returns:
         Data for JSON: shape; total, parts and stages with params and flops; attention of a SwinBackbone or
-        SwinV2Backbone by stage, see `attention_costs`.
+        SwinV2Backbone by stage, see `count_attention`.
     """
     scope = cfg.get('default_scope') or 'mmdet'
     height, width = shape or (SEGMENTATION if scope == 'mmseg' else DETECTION)
-    model = cfg.model.backbone if backbone_only else cfg.model
-    counts = _count(model, scope, (height, width))
+    counts = _count(cfg.model.backbone if backbone_only else cfg.model, scope, (height, width))
     backbone = '' if backbone_only else 'backbone'
     module = counts.model.get_submodule(backbone)
     num_stages = len(list(getattr(module, 'stages', ())))
     stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(num_stages)}
-    attends = isinstance(module, SwinPyramid) and not isinstance(module, SwinMLPBackbone)
+    has_attention = isinstance(module, SwinPyramid) and not isinstance(module, SwinMLPBackbone)
     parts = [(name, counts.cost(name)) for name, _ in counts.model.named_children()]
     return dict(
         shape=[height, width],
         total=counts.cost()._asdict(),
         parts={name: cost._asdict() for name, cost in parts if any(cost)},
         stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
-        attention=attention_costs(counts, backbone, height, width) if attends else [],
+        attention=count_attention(counts, backbone, height, width) if has_attention else [],
     )
 
 
@@ -221,39 +222,39 @@ def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> FlopCou
             return count_flops(build(model, scope, 'cpu'), *shape, 'cpu')
 
 
-def print_costs(data: dict[str, Any], console: Console) -> None:
+def print_costs(costs: dict[str, Any], console: Console) -> None:
     """Print the result of `count_costs` as tables."""
-    height, width = data['shape']
+    height, width = costs['shape']
     table = Table(title=f'{height}x{width} pixels', title_justify='left')
     table.add_column('part')
     for column in ('parameters', 'multiply-adds'):
         table.add_column(column, justify='right')
-    for name, cost in data['parts'].items():
-        table.add_row(name, *_cost(cost))
+    for name, cost in costs['parts'].items():
+        table.add_row(name, *_format_cost(cost))
         if name == 'backbone':
-            for stage, inner in enumerate(data['stages'].values(), 1):
-                table.add_row(f'  stage {stage}', *_cost(inner), style='dim')
+            for stage, inner in enumerate(costs['stages'].values(), 1):
+                table.add_row(f'  stage {stage}', *_format_cost(inner), style='dim')
     table.add_section()
-    table.add_row('total', *_cost(data['total']), style='bold')
+    table.add_row('total', *_format_cost(costs['total']), style='bold')
     console.print(table)
-    if not data['attention']:
+    if not costs['attention']:
         return
     table = Table(title='attention, in multiply-adds', title_justify='left')
     table.add_column('stage')
     table.add_column('map')
     for column in ('layers', 'counted', '4hwC²+2M²hwC', 'global: 4hwC²+2(hw)²C'):
         table.add_column(column, justify='right')
-    for row in data['attention']:
+    for row in costs['attention']:
         table.add_row(
             str(row['stage']), f'{row["height"]}x{row["width"]}', str(row['layers']),
-            *(_giga(row[key]) for key in ('counted', 'windowed', 'global')),
+            *(_format_giga(row[key]) for key in ('counted', 'windowed', 'global')),
         )  # fmt: skip
     console.print(table)
 
 
-def _cost(cost: dict[str, int]) -> tuple[str, str]:
-    return f'{cost["params"] / 1e6:.2f} M', _giga(cost['flops'])
+def _format_cost(cost: dict[str, int]) -> tuple[str, str]:
+    return f'{cost["params"] / 1e6:.2f} M', _format_giga(cost['flops'])
 
 
-def _giga(flops: int) -> str:
+def _format_giga(flops: int) -> str:
     return f'{flops / 1e9:.2f} G'

@@ -69,7 +69,8 @@ class AttentionMap:
         """
         H, W = self.size
         window, query = (self.token_at_LN == self.number_of(y, x, image)).nonzero()[0].tolist()
-        tokens_N, weights_hN = self.token_at_LN[window], self.weights_LhNN[window, :, query]
+        tokens_N = self.token_at_LN[window]
+        weights_hN = self.weights_LhNN[window, :, query]
         is_token_N = tokens_N >= 0
         map_hT = weights_hN.new_zeros(len(weights_hN), H * W)
         map_hT[:, tokens_N[is_token_N] - image * H * W] = weights_hN[:, is_token_N]
@@ -117,11 +118,11 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
     backbone = copy.deepcopy(find_backbone(model)).eval()
     maps: list[AttentionMap] = []
     for stage_index, stage in enumerate(backbone.stages[: max(backbone.out_indices) + 1]):
-        for number, block in enumerate(stage.blocks, 1):
+        for block_index, block in enumerate(stage.blocks):
             attention = getattr(getattr(block, 'attn', None), 'w_msa', None)
             if not isinstance(attention, (WindowAttention, WindowAttentionV2)):
-                raise ValueError(f'stages.{stage_index}.blocks.{number - 1} has no attention of this package')
-            attention.register_forward_pre_hook(partial(_record, maps, stage_index + 1, number, shift))
+                raise ValueError(f'stages.{stage_index}.blocks.{block_index} has no attention of this package')
+            attention.register_forward_pre_hook(partial(_record, maps, stage_index + 1, block_index + 1, shift))
     with torch.no_grad():
         backbone(images_BCHW)
     return maps
@@ -133,16 +134,20 @@ def _record(
     """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""
     x_BHWC, windows = inputs
     windows = windows if shift else windows._replace(shift=(0, 0))
-    bias_hNN, qkv_LN3C = attention.position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
+    bias_hNN = attention.position_bias(windows.window_size)
+    qkv_LN3C = attention.project(windows.partition(x_BHWC))
     q, k, _ = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    bias_LhNN, masked_G1NN = bias_hNN.to(q.dtype)[None], windows.make_mask(q.device)
+    bias_LhNN = bias_hNN.to(q.dtype)[None]
+    masked_G1NN = windows.make_mask(q.device)
     if masked_G1NN is not None:
         bias_LhNN = bias_LhNN.masked_fill(masked_G1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
     weights_LhNN = torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
-    batch, size = x_BHWC.shape[0], (windows.height, windows.width)
-    token_at_P, tokens = token_at_places(windows, x_BHWC.device), size[0] * size[1]
-    first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * tokens
-    token_at_LN = torch.where(token_at_P < tokens, token_at_P + first_B1, -1).view(len(weights_LhNN), -1)
+    batch = x_BHWC.shape[0]
+    size = windows.height, windows.width
+    num_tokens = math.prod(size)
+    token_at_P = token_at_places(windows, x_BHWC.device)
+    first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * num_tokens
+    token_at_LN = torch.where(token_at_P < num_tokens, token_at_P + first_B1, -1).view(len(weights_LhNN), -1)
     window = windows.window_size
     maps.append(AttentionMap(stage, block, weights_LhNN, token_at_LN, batch, size, window, windows.shift))
     return x_BHWC, windows

@@ -76,8 +76,10 @@ def map_size(image_size: Size, stage: int) -> Size:
 def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False) -> Layout:
     """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window."""
     shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
-    windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
-    (rows, columns), (Wh, Ww) = windows.count_windows(), window_size
+    windows = Windows(*size, window_size, shift, mask_padding)
+    cpu = torch.device('cpu')
+    rows, columns = windows.count_windows()
+    Wh, Ww = window_size
     token_at = token_at_places(windows, cpu)
     token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
     token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()
@@ -99,19 +101,20 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
         if pattern not in kinds:
             cut = bool(row_labels.any()), bool(column_labels.any())
             label_N = (row_labels[:, None] * Ww + column_labels).ravel()
-            kinds[pattern] = MaskKind(_name(cut, (row, column), (rows, columns)), label_N[:, None] == label_N)
+            name = _name_window(cut, (row, column), (rows, columns))
+            kinds[pattern] = MaskKind(name, label_N[:, None] == label_N)
         kind_RC[row, column] = list(kinds).index(pattern)
     window_HW = number_RC.repeat(Wh, 0).repeat(Ww, 1)
     return Layout(size, window_size, shift, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values()))
 
 
-def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:
-    """Return the name of a window by its position; `cut`: regions meet in it, of rows and of columns."""
+def _name_window(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:
+    """Return the name of a window by its position. `cut`: whether regions of rows and of columns meet in it."""
     if not any(cut):
         return 'interior'
-    inner = [number < count - 1 for number, count in zip(position, counts)]
+    is_inner = [index < count - 1 for index, count in zip(position, counts)]
     if all(cut):
-        away = ' and '.join(f'one {way}' for way, is_inner in zip(('up', 'left'), inner) if is_inner)
+        away = ' and '.join(f'one {way}' for way, inner in zip(('up', 'left'), is_inner) if inner)
         return f'corner ({away})' if away else 'corner'
     axis = cut.index(True)
-    return ('next to ' if inner[axis] else '') + ('bottom edge', 'right edge')[axis]
+    return ('next to ' if is_inner[axis] else '') + ('bottom edge', 'right edge')[axis]

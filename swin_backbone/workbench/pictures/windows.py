@@ -30,30 +30,32 @@ TOKEN_LINES = 40  # tokens of a side; larger maps have no lines between tokens
 
 def windows_figure(layout: Layout) -> Figure:
     """Draw a map with its windows and padding and, for a shifted block, the rolled map with regions and kinds."""
-    tiles = layout.window_HW // layout.kind_RC.shape[1] + layout.window_HW % layout.kind_RC.shape[1]
-    plain = np.array([to_rgb(colour) for colour in WINDOW_COLOURS])[tiles % 2]
+    diagonal_HW = np.add(*divmod(layout.window_HW, layout.kind_RC.shape[1]))  # row + column of the window
+    plain = np.array([to_rgb(colour) for colour in WINDOW_COLOURS])[diagonal_HW % 2]
     regions = np.array([to_rgb(colour) for colour in REGION_COLOURS])[layout.region_HW]
     kinds = np.array([to_rgb(colour) for colour in KIND_COLOURS])[layout.kind_RC.ravel()[layout.window_HW]]
-    shifted, several = any(layout.shift), len(layout.kinds) > 1
+    is_shifted = any(layout.shift)
+    has_kinds = len(layout.kinds) > 1
     H, W = layout.size
-    panels = [(f'The map of {H}x{W} tokens\nand its windows', layout.rolled_back(regions if shifted else plain), True)]
-    if shifted:
+    map_HW3 = layout.rolled_back(regions if is_shifted else plain)
+    panels = [(f'The map of {H}x{W} tokens\nand its windows', map_HW3, True)]
+    if is_shifted:
         up, left = layout.shift
         panels.append((f'Rolled up by {up} and left by {left}:\nwindows tile it', regions, False))
-    if several:
+    if has_kinds:
         panels.append((f'{len(layout.kinds)} kinds of windows\nhave different masks', kinds, False))
     figure, axes = _panels(len(panels), layout.token_HW.shape)
     for axis, (title, colours_HW3, on_image) in zip(axes, panels):
         arrange = layout.rolled_back if on_image else np.asarray
         _draw_map(axis, colours_HW3, arrange(layout.window_HW), arrange(layout.token_HW) == PADDING)
         axis.set_title(title, fontsize=10)
-    drawn_regions = np.unique(layout.region_HW) if shifted else ()
+    drawn_regions = np.unique(layout.region_HW) if is_shifted else ()
     handles = [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in drawn_regions if i < 4]
-    for kind, colour in zip(layout.kinds if several else (), KIND_COLOURS):
+    for kind, colour in zip(layout.kinds if has_kinds else (), KIND_COLOURS):
         handles.append(Patch(facecolor=colour, edgecolor='black', label=f'kind: {kind.name}'))
     _legend(figure, layout, handles)
     Wh, Ww = layout.window_size
-    block = 'A block with shifted windows' if shifted else 'A block without shift'
+    block = 'A block with shifted windows' if is_shifted else 'A block without shift'
     padded = 'x'.join(map(str, layout.token_HW.shape))
     figure.suptitle(
         f'{block}: {layout.kind_RC.size} windows of {Wh}x{Ww}, the map padded to {padded}', fontsize=12, wrap=True
@@ -63,7 +65,8 @@ def windows_figure(layout: Layout) -> Figure:
 
 def masks_figure(layout: Layout) -> Figure:
     """Draw the attention mask and the windows of each kind, and the masks of all windows."""
-    kinds, Wh, Ww = layout.kinds, *layout.window_size
+    kinds = layout.kinds
+    Wh, Ww = layout.window_size
     figure, axes = _panels(len(kinds) + 1, layout.token_HW.shape, rows=2)
     for index, kind in enumerate(kinds):
         is_kind_RC = layout.kind_RC == index
@@ -128,10 +131,10 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
     limit = max(float(table_Rh.abs().max()) for _, table_Rh, _ in tables) or 1.0
     lowest = 0.0 if min(float(table_Rh.min()) for _, table_Rh, _ in tables) >= 0 else -limit
     colours = 'viridis' if lowest == 0 else 'PuOr'
-    parts: Any = figure.subfigures(len(tables), 1, squeeze=False)
-    for part, (name, table_Rh, window_size) in zip(parts.ravel(), tables):
-        part.suptitle(name, fontsize=9, wrap=True)
-        (Wh, Ww), grid = window_size, part.subplots(rows, shown, squeeze=False).ravel()
+    subfigures: Any = figure.subfigures(len(tables), 1, squeeze=False)
+    for subfigure, (name, table_Rh, (Wh, Ww)) in zip(subfigures.ravel(), tables):
+        subfigure.suptitle(name, fontsize=9, wrap=True)
+        grid = subfigure.subplots(rows, shown, squeeze=False).ravel()
         for head, axis in enumerate(grid):
             if head >= heads:
                 axis.set_axis_off()
@@ -144,7 +147,7 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
             axis.set_xticks([1 - Ww, 0, Ww - 1])
             axis.set_yticks([1 - Wh, 0, Wh - 1])
             axis.tick_params(labelsize=6, length=2)
-        part.colorbar(image, ax=list(grid), shrink=0.8).ax.tick_params(labelsize=7)
+        subfigure.colorbar(image, ax=list(grid), shrink=0.8).ax.tick_params(labelsize=7)
     figure.suptitle(title, fontsize=11, wrap=True)
     figure.supxlabel('offset of the key from the query, in tokens: right, down', fontsize=8)
     return figure

@@ -10,7 +10,7 @@ from helpers.in_process import run_well
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 from swin_backbone.devices import on_device
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.workbench.cost.flops import attention_costs, build, count_flops
+from swin_backbone.workbench.cost.flops import build, count_attention, count_flops
 
 CASCADE = 'cascade_rcnn/cascade-mask-rcnn_swin-{}-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco'
 HTC = 'htc/htc_swin-{}-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco'
@@ -106,7 +106,7 @@ def test_attention_is_the_closed_form_and_v2s_position_bias(kind, windows):
     """With windows that divide the maps."""
     with on_device('meta'):
         backbone = kind(arch='nano', window_size=windows).eval()
-    rows = attention_costs(count_flops(backbone, 256, 512), '', 256, 512)
+    rows = count_attention(count_flops(backbone, 256, 512), '', 256, 512)
     assert [(row['height'], row['width'], row['layers']) for row in rows] == [(64 >> i, 128 >> i, 2) for i in range(4)]
     for i, row in enumerate(rows):
         hw, C, heads, (wh, ww) = row['height'] * row['width'], 32 << i, 2 << i, backbone.window_size[i]
