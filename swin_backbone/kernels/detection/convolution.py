@@ -17,7 +17,7 @@ from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_reason_against_dtype
 from ..native.interface import MakeWeights, ResultShapes, Weights
-from ..native.library import GEMM_DTYPES, Convolution, get_libswin
+from ..native.library import GEMM_DTYPES, ConvolutionStruct, get_libswin
 from ..native.memory import Cache, dtype_number, empty, is_readable, make_once, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
@@ -210,7 +210,7 @@ def convolve_packed(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[
     B, H, W, C = x_BHWC.shape
     y_BHWN = empty(B, H, W, N, dtype=x_BHWC.dtype)
     bias_N = None if bias_N is None else bias_N.float().contiguous()
-    structure = Convolution(
+    structure = ConvolutionStruct(
         dtype=dtype_number('x', x_BHWC.dtype), threads=torch.get_num_threads(), tile=tile,
         batch=B, height=H, width=W, channels=C, outputs=N,
         weight=require_address('packed', packed, (POINTS[tile] * N * C,)), bias=require_address('bias', bias_N, (N,)),

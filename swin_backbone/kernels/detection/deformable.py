@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...modes import needs_torch_op
 from ..native.interface import MakeWeights, ResultShapes, Weights
-from ..native.library import Deformable, get_libswin
+from ..native.library import DeformableStruct, get_libswin
 from ..native.memory import empty, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
@@ -72,7 +72,9 @@ class _Deformable(NamedTuple):
         get_libswin().deformable_forward(byref(structure), *arrays, require_address('y', y_BQhd))
         return (y_BQhd,)
 
-    def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
+    def locate(
+        self, values: Tensor, places: Tensor, weights: Tensor
+    ) -> tuple[DeformableStruct, list[Optional[int]], Tensor]:
         """Return the structure of a call, the addresses of the inputs, and memory for the output."""
         (B, S, h, d), (_, Q, _, L, P) = values.shape, weights.shape
         arrays = [
@@ -80,7 +82,7 @@ class _Deformable(NamedTuple):
             require_address('places', places, (B, Q, h, L, P, 2)),
             require_address('weights', weights, (B, Q, h, L, P)),
         ]
-        structure = Deformable(
+        structure = DeformableStruct(
             threads=torch.get_num_threads(), batch=B, queries=Q, tokens=S, heads=h, channels=d, levels=L, points=P,
             shapes=require_address('shapes', self.shapes_L2, (L, 2), torch.int64),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..native.library import RoiAlign, get_libswin
+from ..native.library import RoiAlignStruct, get_libswin
 from ..native.memory import dtype_number, require_address
 from ..native.size_limits import is_within
 
@@ -85,10 +85,10 @@ def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
     return require_address('maps', x, dtype=x.dtype)
 
 
-def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlign:
+def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlignStruct:
     """Return the library's structure. It has the address of `rois_R5`: keep `rois_R5` alive."""
     (bins, scale, samples, aligned), (B, C, H, W), R = pooling, maps_BCHW.shape, len(rois_R5)
-    return RoiAlign(
+    return RoiAlignStruct(
         dtype=dtype_number('maps', dtype), threads=torch.get_num_threads(),
         batch=B, channels=C, height=H, width=W, stride=tuple(maps_BCHW.stride()),
         regions=R, boxes=require_address('rois', rois_R5, (R, 5)),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...compat import GRAPH_TRACERS, changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
 from ...modes import is_plain_or_fake, needs_torch_op, tracer_of
 from ...replace import Reason, is_library_disabled
-from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, Images, Projection, get_libswin, load_library
+from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, ImagesStruct, ProjectionStruct, get_libswin, load_library
 from .memory import empty, is_readable, pack_linear
 
 PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
@@ -103,11 +103,13 @@ def _is_gemm_correct(dtype: torch.dtype) -> bool:
     image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
     weight_NCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
     panels, y_BHWN = pack_linear(weight_NCHW, dtype, unit=1), empty(2, 3, 2, 96)
-    images = Images(
+    images = ImagesStruct(
         pixels=image_BCHW.data_ptr(), batch=2, channels=4, height=48, width=32, stride=tuple(image_BCHW.stride()),
         patch_height=16, patch_width=16,
     )  # fmt: skip
-    projection = Projection(dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, linear=panels.data_ptr())
+    projection = ProjectionStruct(
+        dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, linear=panels.data_ptr()
+    )
     get_libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
     error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()

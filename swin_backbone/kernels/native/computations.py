@@ -25,12 +25,12 @@ from .library import (
     PADDING_AFTER_ROLL,
     PADDING_ATTENDED,
     PADDING_MASKED,
-    Block,
-    BlockGradients,
-    Images,
-    Maps,
-    Projection,
-    ProjectionGradients,
+    BlockGradientsStruct,
+    BlockStruct,
+    ImagesStruct,
+    MapsStruct,
+    ProjectionGradientsStruct,
+    ProjectionStruct,
     get_libswin,
 )
 from .memory import (
@@ -137,7 +137,7 @@ class BlockComputation(NamedTuple):
         gradients = [shape, *self.list_shapes(len(BlockWeights(*weights).proj_weight))]
         return ResultShapes(shape, gradients, self.max_saved_bytes(shape, *weights))
 
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> BlockStruct:
         h, D, scale, eps, bias_window, pads_first = self.settings
         windows = self.windows
         (Wh, Ww), (down, right) = windows.window_size, windows.shift
@@ -145,7 +145,7 @@ class BlockComputation(NamedTuple):
         require_sizes('block', self.dtype, B, H, W, C, D, h, Wh, Ww, down, right)
         key = self.dtype, C, h, D, windows.window_size, bias_window
         packed = make_once(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
-        prepared = Block(
+        prepared = BlockStruct(
             dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(),
             batch=B, height=H, width=W, channels=C, hidden=D, heads=h,
             window_height=Wh, window_width=Ww, shift_height=down, shift_width=right,
@@ -173,7 +173,7 @@ class BlockComputation(NamedTuple):
         h, D, N = self.settings.heads, self.settings.hidden, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
-    def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: BlockStruct) -> Sequence[Tensor]:
         copies: list[Any] = []
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
         prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
@@ -183,7 +183,7 @@ class BlockComputation(NamedTuple):
         get_libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
-    def allocate_saved(self, prepared: Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
+    def allocate_saved(self, prepared: BlockStruct) -> tuple[Sequence[Tensor], int, Optional[int]]:
         """Return memory for activations, the number of groups of windows that save them, and their address."""
         groups, group_bytes = _find_saved_bytes(prepared, 0)
         num_bytes = LINE + groups * group_bytes
@@ -214,7 +214,7 @@ class BlockComputation(NamedTuple):
         return bound
 
     def backward(
-        self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: Block, weights: Any, saved: Sequence[Tensor]
+        self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: BlockStruct, weights: Any, saved: Sequence[Tensor]
     ) -> Weights:
         copies: list[Any] = []
         shape, C = x_BHWC.shape, x_BHWC.shape[3]
@@ -235,7 +235,7 @@ class BlockComputation(NamedTuple):
         gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
         addresses: list[Any] = [require_address('gradient', tensor) for tensor in gradients]
         panels = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
-        structure = BlockGradients(x=addresses[0], **BlockWeights(*addresses[1:]).by_field())
+        structure = BlockGradientsStruct(x=addresses[0], **BlockWeights(*addresses[1:]).by_field())
         x = require_address('x', x_BHWC, copies=copies)
         grad_y = require_address('gradient', grad_BHWC, shape)
         get_libswin().block_backward(
@@ -244,7 +244,7 @@ class BlockComputation(NamedTuple):
         return gradients
 
 
-def _find_saved_bytes(block: Block, groups: int) -> tuple[int, int]:
+def _find_saved_bytes(block: BlockStruct, groups: int) -> tuple[int, int]:
     """Return the number of groups that save activations, and the bytes of a group. `groups=0`: the library decides."""
     number, group_bytes = c_int64(groups), c_int64()
     get_libswin().block_saved_size(byref(block), byref(number), byref(group_bytes))
@@ -265,13 +265,13 @@ def _address_of_saved(memory: Tensor, saved_bytes: int) -> int:
 class PreparedProjection(NamedTuple):
     """Structures for a projection of inputs of one shape, and the shape of the output."""
 
-    source: Any  # `Images` or `Maps`
-    projection: Projection
+    source: Any  # `ImagesStruct` or `MapsStruct`
+    projection: ProjectionStruct
     y_shape: tuple[int, ...]
 
 
 PROJECTION_TENSORS = 'weight', 'bias', 'norm weight', 'norm bias'  # in errors
-PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `Projection`
+PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `ProjectionStruct`
 
 
 class ProjectionComputation(NamedTuple):
@@ -338,14 +338,14 @@ class ProjectionComputation(NamedTuple):
         if self.is_merging:
             (B, H, W, C), (down, across) = shape, (2, 2)
             require_sizes('merge', self.dtype, *shape, N, self.has_gradients)
-            source = Maps(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
+            source = MapsStruct(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
         else:
             (B, C, H, W), (_, down, across) = shape, patch
             require_sizes('embed', self.dtype, *shape, down, across, N, self.has_gradients)
-            source = Images(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
+            source = ImagesStruct(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
         key = self.dtype, C, self.post_norm
         packed = make_once(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
-        projection = Projection(
+        projection = ProjectionStruct(
             dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(), outputs=N,
             has_norm=self.eps is not None, eps=self.eps or 0.0, **packed.addresses,
         )  # fmt: skip
@@ -408,7 +408,7 @@ class ProjectionComputation(NamedTuple):
         panels = require_address('packed weight', transposed, dtype=transposed.dtype)
         grad_y = require_address('gradient', grad_BHWN, y_shape)
         backward = get_libswin().merge_backward if self.is_merging else get_libswin().embed_backward
-        backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradients(*addresses)))
+        backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradientsStruct(*addresses)))
         grad_x, grad_weight, grad_bias, *grad_norm = gradients
         if self.is_merging:
             grad_weight = move_neighbours_last(grad_weight)

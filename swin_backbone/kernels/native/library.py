@@ -31,7 +31,7 @@ def _fields(**of_type: str) -> list[tuple[str, Any]]:
     return [(name, types[kind]) for kind, names in of_type.items() for name in names.split()]
 
 
-class Block(ctypes.Structure):
+class BlockStruct(ctypes.Structure):
     """`swin_block`."""
 
     memory: Any  # tensors, whose addresses the structure has
@@ -44,7 +44,7 @@ class Block(ctypes.Structure):
     ]
 
 
-class BlockGradients(ctypes.Structure):
+class BlockGradientsStruct(ctypes.Structure):
     """`swin_block_gradients`."""
 
     _fields_ = [
@@ -54,23 +54,23 @@ class BlockGradients(ctypes.Structure):
     ]
 
 
-class Projection(ctypes.Structure):
+class ProjectionStruct(ctypes.Structure):
     """`swin_projection`."""
 
-    memory: Any  # as in `Block`
+    memory: Any  # as in `BlockStruct`
     _fields_ = [
         *_fields(i32='dtype threads', i64='outputs', p='linear bias'),
         *_fields(i32='has_norm', f32='eps', p='norm_weight norm_bias'),
     ]
 
 
-class ProjectionGradients(ctypes.Structure):
+class ProjectionGradientsStruct(ctypes.Structure):
     """`swin_projection_gradients`."""
 
     _fields_ = _fields(p='x linear bias norm_weight norm_bias')
 
 
-class Images(ctypes.Structure):
+class ImagesStruct(ctypes.Structure):
     """`swin_images`."""
 
     _fields_ = [
@@ -79,19 +79,19 @@ class Images(ctypes.Structure):
     ]
 
 
-class Maps(ctypes.Structure):
+class MapsStruct(ctypes.Structure):
     """`swin_maps`."""
 
     _fields_ = _fields(p='x', i64='batch height width channels', i32='norm_after')
 
 
-class Convolution(ctypes.Structure):
+class ConvolutionStruct(ctypes.Structure):
     """`swin_convolution`."""
 
     _fields_ = _fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
 
 
-class RoiAlign(ctypes.Structure):
+class RoiAlignStruct(ctypes.Structure):
     """`swin_roi_align`."""
 
     _fields_ = [
@@ -101,33 +101,34 @@ class RoiAlign(ctypes.Structure):
     ]
 
 
-class Deformable(ctypes.Structure):
+class DeformableStruct(ctypes.Structure):
     """`swin_deformable`."""
 
     _fields_ = _fields(i32='threads', i64='batch queries tokens heads channels levels points', p='shapes')
 
 
 INT64_POINTER = POINTER(c_int64)
+PROJECTION_BACKWARD = [POINTER(ProjectionStruct), c_void_p, c_void_p, POINTER(ProjectionGradientsStruct)]
 SIGNATURES = {  # of the functions with a `swin_status`
     'swin_use_isa': [c_char_p],
     'swin_pack': [c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p],
     'swin_checksum': [c_void_p, c_void_p, c_int64, c_int32, POINTER(c_uint64)],
-    'swin_block_saved_size': [POINTER(Block), INT64_POINTER, INT64_POINTER],
-    'swin_block_forward': [POINTER(Block), c_void_p, c_void_p, c_void_p, c_int64],
-    'swin_block_backward': [POINTER(Block), *[c_void_p] * 4, c_int64, POINTER(BlockGradients)],
-    'swin_embed_forward': [POINTER(Images), POINTER(Projection), c_void_p],
-    'swin_embed_backward': [POINTER(Images), POINTER(Projection), c_void_p, c_void_p, POINTER(ProjectionGradients)],
-    'swin_merge_forward': [POINTER(Maps), POINTER(Projection), c_void_p],
-    'swin_merge_backward': [POINTER(Maps), POINTER(Projection), c_void_p, c_void_p, POINTER(ProjectionGradients)],
+    'swin_block_saved_size': [POINTER(BlockStruct), INT64_POINTER, INT64_POINTER],
+    'swin_block_forward': [POINTER(BlockStruct), c_void_p, c_void_p, c_void_p, c_int64],
+    'swin_block_backward': [POINTER(BlockStruct), *[c_void_p] * 4, c_int64, POINTER(BlockGradientsStruct)],
+    'swin_embed_forward': [POINTER(ImagesStruct), POINTER(ProjectionStruct), c_void_p],
+    'swin_embed_backward': [POINTER(ImagesStruct), *PROJECTION_BACKWARD],
+    'swin_merge_forward': [POINTER(MapsStruct), POINTER(ProjectionStruct), c_void_p],
+    'swin_merge_backward': [POINTER(MapsStruct), *PROJECTION_BACKWARD],
     'swin_output_norm_forward': [c_void_p, *[c_int64] * 3, *[c_void_p] * 2, c_float, c_int32, c_void_p],
     'swin_output_norm_backward': [*[c_void_p] * 2, *[c_int64] * 3, c_void_p, c_float, c_int32, *[c_void_p] * 3],
     'swin_pack_convolution': [c_void_p, c_int32, c_int64, c_int64, c_int32, c_void_p],
-    'swin_convolution_forward': [POINTER(Convolution), c_void_p, c_void_p],
-    'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p],
-    'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p],
+    'swin_convolution_forward': [POINTER(ConvolutionStruct), c_void_p, c_void_p],
+    'swin_roi_align_forward': [POINTER(RoiAlignStruct), c_void_p, c_void_p],
+    'swin_roi_align_backward': [POINTER(RoiAlignStruct), c_void_p, c_void_p],
     'swin_nms': [c_void_p, c_void_p, c_int64, c_float, c_float, c_int32, c_void_p, INT64_POINTER],
-    'swin_deformable_forward': [POINTER(Deformable), *[c_void_p] * 4],
-    'swin_deformable_backward': [POINTER(Deformable), *[c_void_p] * 7],
+    'swin_deformable_forward': [POINTER(DeformableStruct), *[c_void_p] * 4],
+    'swin_deformable_backward': [POINTER(DeformableStruct), *[c_void_p] * 7],
 }
 ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`
 

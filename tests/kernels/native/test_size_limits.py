@@ -39,29 +39,29 @@ def block(threads, dtype, B, H, W, C, D, h, Wh, Ww, down, right):
     number = DTYPES.index(dtype)
     pointers = [(HERE,) * 4, (None,) * 4, *[None] * 6, HERE, None, None]
     sizes = number, threads, B, H, W, C, D, h, Wh, Ww, down, right
-    described = c.Block(*sizes, 0, 0, 1.0, 1e-5, 1e-5, 0.0, *pointers)
+    described = c.BlockStruct(*sizes, 0, 0, 1.0, 1e-5, 1e-5, 0.0, *pointers)
     return complaint('block_forward', byref(described), HERE, HERE, None, 0)
 
 
 def projection(threads, dtype, N):
-    return c.Projection(DTYPES.index(dtype), threads, N, HERE, None, True, 1e-5, None, None)
+    return c.ProjectionStruct(DTYPES.index(dtype), threads, N, HERE, None, True, 1e-5, None, None)
 
 
 def gradients(function, places, projected, has_gradients):
     """Return the complaint of a forward, or of a backward without the gradient of the input."""
     if not has_gradients:
         return complaint(f'{function}_forward', byref(places), byref(projected), HERE)
-    to = c.ProjectionGradients(*[HERE] * 5)
+    to = c.ProjectionGradientsStruct(*[HERE] * 5)
     return complaint(f'{function}_backward', byref(places), byref(projected), None, HERE, byref(to))
 
 
 def embed(threads, dtype, B, C, H, W, patch_H, patch_W, N, has_gradients):
-    places = c.Images(HERE, B, C, H, W, (0, 0, 0, 0), patch_H, patch_W)
+    places = c.ImagesStruct(HERE, B, C, H, W, (0, 0, 0, 0), patch_H, patch_W)
     return gradients('embed', places, projection(threads, dtype, N), has_gradients)
 
 
 def merge(threads, dtype, B, H, W, C, N, has_gradients):
-    return gradients('merge', c.Maps(HERE, B, H, W, C, 0), projection(threads, dtype, N), has_gradients)
+    return gradients('merge', c.MapsStruct(HERE, B, H, W, C, 0), projection(threads, dtype, N), has_gradients)
 
 
 def output_norm(threads, B, area, C):
@@ -69,19 +69,19 @@ def output_norm(threads, B, area, C):
 
 
 def convolution(threads, tile, B, H, W, C, N):
-    described = c.Convolution(0, threads, tile, B, H, W, C, N, HERE, None)
+    described = c.ConvolutionStruct(0, threads, tile, B, H, W, C, N, HERE, None)
     return complaint('convolution_forward', byref(described), HERE, HERE)
 
 
 def roi_align(threads, B, C, H, W, regions, down, across, samples):
     strides = C * H * W, H * W, W, 1
     assume(B * max(strides) <= 2**44)  # no memory has more
-    call = c.RoiAlign(0, threads, B, C, H, W, strides, regions, None, down, across, samples, 1.0, False)
+    call = c.RoiAlignStruct(0, threads, B, C, H, W, strides, regions, None, down, across, samples, 1.0, False)
     return complaint('roi_align_forward', byref(call), HERE, None)
 
 
 def deformable(threads, B, queries, tokens, h, d, levels, points):
-    call = c.Deformable(threads, B, queries, tokens, h, d, levels, points, None)
+    call = c.DeformableStruct(threads, B, queries, tokens, h, d, levels, points, None)
     return complaint('deformable_forward', byref(call), None, None, None, None)
 
 
