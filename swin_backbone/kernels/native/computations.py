@@ -333,12 +333,11 @@ class ProjectionComputation(NamedTuple):
         return weight_shape, (N,), (normed,), (normed,)
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedProjection:
-        source: Any
         N, *patch = parameters[0].shape
         if self.is_merging:
             (B, H, W, C), (down, across) = shape, (2, 2)
             require_sizes('merge', self.dtype, *shape, N, self.has_gradients)
-            source = MapsStruct(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
+            source: Any = MapsStruct(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
         else:
             (B, C, H, W), (_, down, across) = shape, patch
             require_sizes('embed', self.dtype, *shape, down, across, N, self.has_gradients)

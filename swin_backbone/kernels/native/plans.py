@@ -120,11 +120,14 @@ def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Ten
     if reason is not None:
         free_packed_if_off_cpu(module, x)
         return reason
+    recipe = None
     try:
-        plan: Plan = read_once(read, module, x).plan(module, x.shape)
+        recipe = read_once(read, module, x)
+        plan: Plan = recipe.plan(module, x.shape)
         return plan
     except Unsupported as error:
-        forget_readings(module)  # sizes may have changed
+        if recipe is not None:
+            forget_readings(module)  # sizes may have changed
         return str(error)
 
 
