@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .arguments import InitCfg
+from .arguments import InitCfg, build_norm
 from .initializers import apply_initializers, split_init_cfg
 from .layers.block import build_mlp
-from .layers.from_config import build_norm
 
 
 class GlobalAttention(nn.Module):

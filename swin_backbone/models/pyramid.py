@@ -6,7 +6,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional
@@ -21,10 +21,9 @@ from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, tracer_of
 from ..positions import resize_absolute_position_embedding
 from ..replace import BACKENDS, is_left_to_torch, library_disabled, replaceable
-from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, check_out_indices, check_patches
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, build_norm, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
-from .layers.from_config import build_norm
 
 
 def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
@@ -107,52 +106,6 @@ class MergingFirstStage(SwinStage):
         return super().forward(self.downsample(x_BHWC), False)
 
 
-def _make_stages(
-    sizes: StageSizes,
-    strides: Sequence[int],
-    make_block: Callable[..., nn.Module],
-    merging_first: bool,
-    merging_norm: str,
-    mlp_ratio: float,
-    drop_path_rate: float,
-    norm_cfg: dict[str, Any],
-    **of_all_blocks: Any,
-) -> Iterator[SwinStage]:
-    """Make the stages of a backbone. For the arguments see `SwinPyramid`."""
-    widths, num_stages = sizes.widths, len(sizes.depths)
-    rates = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
-    drop_path_rates = iter(rates.tolist())
-    for stage, (width, depth, num_heads, (Wh, Ww)) in enumerate(zip(*sizes)):
-        shifts = (0, 0), (Wh // 2, Ww // 2)  # of even and odd blocks
-        blocks = [
-            make_block(
-                stage,
-                index,
-                embed_dims=width,
-                num_heads=num_heads,
-                window_size=(Wh, Ww),
-                shift=shifts[index % 2],
-                feedforward_channels=int(mlp_ratio * width),
-                drop_path_rate=next(drop_path_rates),
-                norm_cfg=norm_cfg,
-                **of_all_blocks,
-            )
-            for index in range(depth)
-        ]
-        merging = stage - 1 if merging_first else stage  # merging m is between the stages m and m + 1
-        downsample = None
-        if 0 <= merging < num_stages - 1:
-            downsample = PatchMerging(
-                widths[merging],
-                widths[merging + 1],
-                strides[merging + 1],
-                None if merging_norm == 'none' else norm_cfg,
-                post_norm=merging_norm == 'after',
-            )
-        stage_class = MergingFirstStage if merging_first and stage else SwinStage
-        yield stage_class(blocks, downsample, tuple(zip(widths, sizes.depths)))
-
-
 class SwinPyramid(nn.Module):
     """Patch embedding, stages of blocks, patch merging between stages, and normalised outputs.
 
@@ -222,21 +175,37 @@ class SwinPyramid(nn.Module):
             self.register_parameter('absolute_pos_embed', None)
         self.drop_after_pos = nn.Dropout(drop_rate)
 
-        self.stages: Any = nn.ModuleList(
-            _make_stages(
-                sizes,
-                strides,
-                make_block,
-                merging_first,
-                merging_norm,
-                mlp_ratio,
-                drop_path_rate,
-                norm_cfg,
+        rates = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
+        drop_path_rates = iter(rates.tolist())
+        self.stages: Any = nn.ModuleList()  # of SwinStage
+        for stage, (width, depth, num_heads, (Wh, Ww)) in enumerate(zip(*sizes)):
+            common = dict(
+                embed_dims=width,
+                num_heads=num_heads,
+                window_size=(Wh, Ww),
+                feedforward_channels=int(mlp_ratio * width),
                 drop_rate=drop_rate,
                 act_cfg=act_cfg,
+                norm_cfg=norm_cfg,
                 small_map=small_map,
             )
-        )
+            shifts = (0, 0), (Wh // 2, Ww // 2)  # of even and odd blocks
+            blocks = [
+                make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(drop_path_rates), **common)
+                for index in range(depth)
+            ]
+            merging = stage - 1 if merging_first else stage  # merging m is between the stages m and m + 1
+            downsample = None
+            if 0 <= merging < num_stages - 1:
+                downsample = PatchMerging(
+                    widths[merging],
+                    widths[merging + 1],
+                    strides[merging + 1],
+                    None if merging_norm == 'none' else norm_cfg,
+                    post_norm=merging_norm == 'after',
+                )
+            stage_class = MergingFirstStage if merging_first and stage else SwinStage
+            self.stages.append(stage_class(blocks, downsample, tuple(zip(widths, sizes.depths))))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm(norm_cfg, widths[stage]))
 

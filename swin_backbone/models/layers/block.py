@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ...replace import replaceable
 from ...sizes import Size
+from ..arguments import build_activation, build_norm
 from ..windows import Windows, fit_window
 from .attention import ShiftedWindowAttention, WindowAttention
-from .from_config import build_activation, build_norm
 
 
 def build_mlp(embed_dims: int, hidden_channels: int, act_cfg: dict[str, Any], drop_rate: float = 0.0) -> nn.Sequential:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...modes import tracer_of
 from ...replace import replaceable
-from .from_config import build_norm
+from ..arguments import build_norm
 
 
 class PatchEmbed(nn.Module):

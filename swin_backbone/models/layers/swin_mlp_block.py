@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ...replace import replaceable
 from ...sizes import Size
+from ..arguments import build_norm
 from ..windows import Windows
 from .block import BaseBlock, DropPath, build_mlp
-from .from_config import build_norm
 
 
 class SwinMLPBlock(BaseBlock):

@@ -17,10 +17,10 @@ from ...modes import without_autocast
 from ...positions import log_spaced_coordinates
 from ...replace import replaceable
 from ...sizes import Size
+from ..arguments import build_norm
 from ..windows import relative_position_bias
 from .attention import BaseAttention, ShiftedWindowAttention
 from .block import BaseBlock, DropPath, build_mlp
-from .from_config import build_norm
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 
