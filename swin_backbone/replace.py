@@ -22,7 +22,9 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # result of the forward.
 Plan = Callable[..., Any]
 Reason = str  # why a backend cannot compute a call, in a sentence
-PlanOrReason = Union[Plan, Reason, None]  # None: torch's forward runs, also under a named backend
+# None: torch's forward runs, also under a named backend. Code that torch.compile traces asks `isinstance(..., str)`:
+# earlier releases of torch answer `callable` wrongly for tuples, as some plans are.
+PlanOrReason = Union[Plan, Reason, None]
 
 
 class Replacement(NamedTuple):
@@ -52,10 +54,10 @@ def replaceable(forward: Forward) -> Forward:
         for backend, make_plan in replacements:
             if module.backend in (backend, 'auto'):
                 answer = make_plan(module, *others)
-                if callable(answer):
-                    return answer(*others)
-                if answer is not None and module.backend == backend:
+                if isinstance(answer, str) and module.backend == backend:
                     raise CannotRun(backend, answer)
+                if answer is not None and not isinstance(answer, str):
+                    return answer(*others)
         return forward(module, *others)
 
     dispatch.replacements = replacements  # type: ignore[attr-defined]

@@ -84,7 +84,7 @@ record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPE
 def plan_stage(stage: Any, x_BHWC: Tensor, needs_next: bool = True) -> Optional[Plan]:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
     plan = plan_module(read_stage, stage, x_BHWC)
-    return plan if callable(plan) else None
+    return None if isinstance(plan, str) else plan
 
 
 class StageRecipe(NamedTuple):
@@ -147,8 +147,8 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
     if is_v2:
         bias_window = attention.pretrained_window or windows.window_size
         h, hidden = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]])
-        of_cpb = dict(zip(CPB, [(hidden, 2), (hidden,), (h, hidden)]))
-        shapes = {LOGIT_SCALE: (h, 1, 1), **of_cpb, **dict.fromkeys(QKV_BIASES, (C,))}
+        sizes = (h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)
+        shapes = dict(zip((LOGIT_SCALE, *CPB, *QKV_BIASES), sizes))
     else:
         bias_window = attention.window_size
         num_offsets = (2 * bias_window[0] - 1) * (2 * bias_window[1] - 1)
@@ -267,7 +267,7 @@ def read_norm(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Ten
 def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> PlanOrReason:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
     plan = None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
-    return (lambda x_BHWC, norm: plan(x_BHWC)) if callable(plan) else plan
+    return plan if plan is None or isinstance(plan, str) else lambda x_BHWC, norm: plan(x_BHWC)
 
 
 def read_output_norm(norm: Any, x_BHWC: Tensor) -> LayerRecipe:
