@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.kernels.errors import relative_error
 from helpers.models.small_models import randomised
+from helpers.versions import needs_torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +32,7 @@ def maps(model, x):
         return [output.clone() for output in model(x)]
 
 
+@needs_torch('2.5', 'set_submodule')
 @pytest.mark.parametrize('backbone', BACKBONES)
 @pytest.mark.parametrize('train', [False, True])
 def test_identities_for_dropout_and_drop_path(backbone, train):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.versions import needs_torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -126,6 +127,7 @@ def test_a_layer_of_more_than_2_to_the_31_numbers(backend, layer, channels, dtyp
     check(backend, layer, channels, dtype)
 
 
+@needs_torch('2.5', 'gradient of a GradientEdge')
 @pytest.mark.parametrize('layer', LAYERS)
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_the_last_corner_of_a_map_is_that_of_a_small_one(backend, layer):

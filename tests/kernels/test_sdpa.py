@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import reference
+from helpers.versions import needs_torch
 from torch import nn
 
 from swin_backbone import SwinBackbone
@@ -34,6 +35,7 @@ def seen(monkeypatch):
     return calls
 
 
+@needs_torch('2.5', 'SDPA by cuDNN as a default')
 @pytest.mark.parametrize('training', [False, True])
 def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
     model = SwinBackbone(arch='nano', backend='torch').train(training)

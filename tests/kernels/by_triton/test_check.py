@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.versions import needs_interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
@@ -14,6 +15,7 @@ from swin_backbone.kernels.triton.tiles import Tiles, Variant
 from swin_backbone.models.layers.attention import BaseAttention
 
 OutOfResources = pytest.importorskip('triton.runtime', reason='triton is not installed').OutOfResources
+pytestmark = needs_interpreter
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 FORWARD, BACKWARD = 'launch_forward', 'launch_backward'

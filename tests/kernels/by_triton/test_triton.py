@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from helpers.versions import needs_interpreter
+
 from swin_backbone.kernels.triton import attention, tiles
 from swin_backbone.kernels.triton.attention import attend_in_windows, attend_in_windows_backward
 from swin_backbone.kernels.triton.by_torch import attend_by_torch, attend_by_torch_backward
 from swin_backbone.kernels.triton.tiles import Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
+pytestmark = needs_interpreter
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 # Rounding errors, relative to the largest value of the result.

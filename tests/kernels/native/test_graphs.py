@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.models.blocks import autocast_to, cases, make_block
 from helpers.models.small_models import TWO_STAGES, randomised
+from helpers.versions import needs_torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
@@ -26,6 +27,7 @@ from swin_backbone.kernels.native import computations, library, memory
 from swin_backbone.kernels.swin import blocks, swin_layers
 from swin_backbone.models.layers import SwinV2Block
 
+pytestmark = needs_torch('2.6', 'tracer that records operators of the library')  # compat.GRAPH_TRACERS
 KINDS = [SwinBackbone, SwinV2Backbone]
 LAYERS = {'project': 2, 'block': 3, 'normalise_output': 2}  # of TWO_STAGES
 ONE_STAGE = dict(depths=(1,), num_heads=(2,), strides=(4,), out_indices=(0,))  # compiled in a third of the time

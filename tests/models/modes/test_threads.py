@@ -7,6 +7,7 @@ from threading import Barrier, Event, Thread
 import pytest
 import torch
 from helpers.models.small_models import TWO_STAGES, randomised
+from helpers.versions import needs_torch
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.compat import without_cudnn_attention
@@ -66,6 +67,7 @@ def test_masks(backbone, training):
     assert not model.patch_embed._forward_hooks
 
 
+@needs_torch('2.5', 'SDPA by cuDNN as a default')
 def test_attention_of_a_thread_keeps_the_flags_of_others():
     """The enabled backends of torch's attention are a setting of the process."""
     flags, entered, left = torch.backends.cuda, Event(), Event()
