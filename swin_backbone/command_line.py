@@ -81,19 +81,19 @@ def _end_on_signals() -> list[int]:
     process = os.getpid()
     received: list[int] = []
 
-    def end(number: int, _frame: Optional[FrameType]) -> NoReturn:
-        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+    def end(signum: int, _frame: Optional[FrameType]) -> NoReturn:
+        signal.signal(signum, signal.SIG_DFL)  # a second signal ends the process at once
         if os.getpid() != process:  # a forked worker: the files belong to its parent
-            os.kill(os.getpid(), number)
-        if number == signal.SIGINT:
+            os.kill(os.getpid(), signum)
+        if signum == signal.SIGINT:
             os.write(2, f'{sys.argv[0]}: stopped by Ctrl-C\n'.encode())  # print is not allowed inside of print
-        received.append(number)
-        sys.exit(128 + number)
+        received.append(signum)
+        sys.exit(128 + signum)
 
     for name in ('SIGTERM', 'SIGHUP', 'SIGINT'):  # Windows has no SIGHUP
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, end)  # else ignored, as SIGHUP by nohup
+        signum = getattr(signal, name, None)
+        if signum is not None and signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signum, end)  # else ignored, as SIGHUP by nohup
             if name == 'SIGTERM' and hasattr(os, 'register_at_fork'):  # not on Windows
                 # A pool ends its workers by SIGTERM. Python may run no handler in a worker that waits for a lock.
                 os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
@@ -109,7 +109,7 @@ def _is_stdout_broken() -> bool:
         return True
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
-    return bool(poll.poll(0))  # errors alone: no reader is left
+    return bool(poll.poll(0))  # only errors are polled: no reader is left
 
 
 # Options of other programs, and ours
@@ -145,7 +145,7 @@ class Parser(argparse.ArgumentParser):
         """Add arguments of `ARGUMENTS`.
 
         Args:
-            names: without dashes, with a space between two: 'config data work_dir'.
+            names: names without dashes, with a space between two: 'config data work_dir'.
             changes: settings of `add_argument` for this tool, by name.
         """
         left = set(names.split())
@@ -153,7 +153,7 @@ class Parser(argparse.ArgumentParser):
             key = name.lstrip('-').replace('-', '_')
             if key in left:
                 settings = {**settings, **changes.get(key, {})}
-                self.add_argument(name, *settings.pop('also', ()), **settings)
+                self.add_argument(name, *settings.pop('other_names', ()), **settings)
                 left.remove(key)
         assert not left, left
 
@@ -230,7 +230,7 @@ def make_predictor(args: argparse.Namespace) -> Predictor:
     """Return the predictor of a config and a checkpoint, or of an exported folder.
 
     Raises:
-        ValueError: for neither, and see `open_exported`, `make_job` and `open_predictor`.
+        ValueError: for neither, or if config, checkpoint or folder do not fit each other.
     """
     from swin_backbone.workbench.export.predictor import is_exported
     from swin_backbone.workbench.job import open_exported, open_predictor

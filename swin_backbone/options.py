@@ -26,29 +26,29 @@ PathLike = Union[str, Path]
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 
-def number(minimum: float, maximum: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
+def number_from(minimum: float, maximum: float = LARGEST, cls: type = float) -> Callable[[str], Any]:
     """Return the type of an option that takes a number from `minimum` to `maximum`.
 
     Args:
-        kind: float, or int for whole numbers.
+        cls: float, or int for whole numbers.
     """
 
     def parse(text: str) -> Any:
         with suppress(ValueError):
-            value = kind(text)
+            value = cls(text)
             if minimum <= value <= maximum:  # false for NaN
                 return value
-        words = 'a whole number' if kind is int else 'a number'
+        words = 'a whole number' if cls is int else 'a number'
         raise argparse.ArgumentTypeError(f'it takes {words} from {minimum} to {maximum}, got {text[:40]!r}')
 
     return parse
 
 
-def whole(minimum: int, maximum: int = LARGEST) -> Callable[[str], int]:
-    return number(minimum, maximum, int)
+def whole_from(minimum: int, maximum: int = LARGEST) -> Callable[[str], int]:
+    return number_from(minimum, maximum, int)
 
 
-positive = whole(1)
+positive = whole_from(1)
 
 
 def import_package() -> None:
@@ -62,7 +62,7 @@ def _set_timeout(text: str) -> float:
     import_package()
     from swin_backbone.checkpoints.download import set_timeout
 
-    seconds: float = number(0.001)(text)
+    seconds: float = number_from(0.001)(text)
     set_timeout(seconds)
     return seconds
 
@@ -72,7 +72,7 @@ def _parse_score_thr(text: str) -> Any:
     if not os.path.exists(text):
         with suppress(ValueError):
             float(text)
-            return number(0, 1)(text)
+            return number_from(0, 1)(text)
         raise argparse.ArgumentTypeError(
             f'it takes a number from 0 to 1, or a report.json, and there is no {text[:80]!r}'
         )
@@ -139,8 +139,8 @@ def _option(
 
     Args:
         see: page of docs/ that explains the option.
-        models: kinds of models that use the option, of `MODELS`. Default: all.
-        settings: of `add_argument`.
+        models: kinds of models that use the option, of `MODEL_KINDS`. Default: all.
+        settings: settings of `add_argument`; `other_names` are further names of the option.
     """
     if default is False:
         settings['action'] = 'store_true'
@@ -150,12 +150,16 @@ def _option(
     return field(default=default, metadata=dict(see=see, models=models, settings=settings))
 
 
-MODELS = dict(mmdet='detector', mmseg='segmentor', mmpretrain='classifier')  # kinds, by the scope of their config
+# By scope, mmengine's word for the toolbox of a config
+MODEL_KINDS = dict(mmdet='detector', mmseg='segmentor', mmpretrain='classifier')
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a `Job`, in the order of every --help, by what reads them. None keeps the config's own setting."""
+    """The options of a `Job`, ordered as in every --help, and grouped by the functions that read them.
+
+    None keeps the config's own setting.
+    """
 
     # The config and its data: `Job` and `combine`
     data: Optional[PathLike] = _option(
@@ -188,7 +192,9 @@ class Options:
         nargs='+',
         action=CfgOptionsAction,
     )
-    workers: Optional[int] = _option('processes that load pictures; 0 loads in the main process', 'N', type=whole(0))
+    workers: Optional[int] = _option(
+        'processes that load pictures; 0 loads in the main process', 'N', type=whole_from(0)
+    )
     work_dir: Optional[PathLike] = _option(
         "folder of logs and checkpoints (default: work_dirs/ and the config's name)", 'D'
     )
@@ -204,11 +210,13 @@ class Options:
     shape: Optional[tuple[int, int]] = _option(
         'height and width in pixels; one number is a square',
         ('H', 'W'),
-        type=whole(1, LARGEST_SIDE),
+        type=whole_from(1, LARGEST_SIDE),
         nargs='+',
         action=ShapeAction,
     )
-    lr: Optional[float] = _option('learning rate; later rates of the schedule scale with it', 'R', type=number(1e-12))
+    lr: Optional[float] = _option(
+        'learning rate; later rates of the schedule scale with it', 'R', type=number_from(1e-12)
+    )
     auto_scale_lr: bool = _option(
         'scale the learning rate with the batch; that of the config is for auto_scale_lr.base_batch_size pictures per '
         'step',
@@ -226,7 +234,7 @@ class Options:
         type=positive,
     )
     seed: Optional[int] = _option(
-        'random numbers of the training begin with N (default: other numbers in each training)', 'N', type=whole(0)
+        'random numbers of the training begin with N (default: other numbers in each training)', 'N', type=whole_from(0)
     )
     weights: Optional[str] = _option(
         'path or URL of a checkpoint, or the name of published weights: docs/measurements/zoo.md',
@@ -279,7 +287,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """The options that tools alone read, which follow those of a `Job` in every --help."""
+    """The options that only tools read, which follow those of a `Job` in every --help."""
 
     score_thr: Any = _option(
         'leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for each '
@@ -294,7 +302,7 @@ class ToolOptions:
         'with reduce_zero_label',
         'N',
         default=0,
-        type=whole(0, 1),
+        type=whole_from(0, 1),
         see='reference/tools.md#labels-and-ids',
         models=('segmentor',),
     )
@@ -302,14 +310,14 @@ class ToolOptions:
     out_dir: Optional[Path] = _option('folder to write', 'D', type=Path)
     out: Optional[Path] = _option('file to write', 'F', type=Path)
     json: Optional[Path] = _option('write the figures to F', 'F', type=Path)
-    dpi: int = _option('pixels of a PNG per inch (default: 100)', 'N', default=100, type=whole(1, 1000))
+    dpi: int = _option('pixels of a PNG per inch (default: 100)', 'N', default=100, type=whole_from(1, 1000))
     overwrite: bool = _option(
         'replace existing files', default=False, see='reference/tools.md#files-that-are-there-already'
     )
     timeout: float = _option(
         'end a download after S seconds without data (default: 30)', 'S', default=30.0, type=_set_timeout
     )
-    local_rank: Optional[int] = _option(argparse.SUPPRESS, also=['--local_rank'], type=_export_local_rank)
+    local_rank: Optional[int] = _option(argparse.SUPPRESS, other_names=['--local_rank'], type=_export_local_rank)
     debug: bool = _option('print the traceback of an error', default=False)
     pictures: Any = _option('pictures', 'P')
 
@@ -323,7 +331,7 @@ def refuse_options(values: object, names: Iterable[str], reason: str, defaults: 
 
     Args:
         values: `Options`, or the arguments of a tool.
-        names: of the options.
+        names: names of the options.
         reason: end of the error, as 'needs --data, which is missing'.
 
     Raises:
@@ -340,11 +348,11 @@ def describe_unused_options(values: Any, scope: Optional[str], *more: str) -> st
     """Return a line on given options that other kinds of models use; '' without one, or for an unknown scope.
 
     Args:
-        values: of a command line.
-        scope: of the model's config.
-        more: kinds of `MODELS`; a panoptic detector is a segmentor too.
+        values: the values of a command line.
+        scope: the scope of the model's config.
+        more: further kinds of `MODEL_KINDS`; a panoptic detector is a segmentor too.
     """
-    kind = MODELS.get(scope or '')
+    kind = MODEL_KINDS.get(scope or '')
     unused = [
         _name_option(name)
         for name, option in OPTION_FIELDS.items()
@@ -372,7 +380,7 @@ def with_options(names: str) -> Callable[[Function], Function]:
     """Replace `**settings` of a function by parameters of the table, and document them.
 
     Args:
-        names: of fields, with a space between two. A parameter that the function has gets only its help.
+        names: names of fields, with a space between two. A parameter that the function has gets only its help.
     """
 
     def decorate(function: Function) -> Function:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import number, positive
+from swin_backbone.options import number_from, positive
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
 
@@ -31,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument(
         '--show-interval',
-        type=number(0),
+        type=number_from(0),
         default=2,
         metavar='S',
         help='seconds for each picture in the window (default: 2)',
@@ -46,7 +46,7 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
+def to_picture(item: dict[str, Any]) -> NDArray[np.uint8]:
     """Return the pixels of an item of a data set, (H, W, 3) RGB."""
     pixels = item['inputs'].permute(1, 2, 0).numpy()
     return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
@@ -55,7 +55,7 @@ def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
 def draw(visualizer: Any, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
     """Return the picture of an item with its annotations drawn, (H, W, 3) BGR."""
     sample = item['data_samples']
-    pixels = picture_of(item)
+    pixels = to_picture(item)
     if hasattr(visualizer, 'visualize_cls'):
         side = max(READABLE, *pixels.shape[:2])
         shown = visualizer.visualize_cls(pixels, sample, resize=side, show=show, wait_time=seconds, name=name)
@@ -91,12 +91,12 @@ def main() -> int:
         dataset = BuiltDatasets(cfg, fatal_faults=()).build_phase(args.phase)
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable)
         for base in iter_base_datasets(dataset):
-            base.guard.are_masks_checked = False  # a wrong mask is an error of its picture alone
+            base.guard.are_stated_masks_checked = False  # a wrong mask is an error only of its picture
     visualizer = VISUALIZERS.build(dict(type=visualizers[scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
-    number = min(len(dataset), args.show_number or len(dataset))
-    failed = 0
-    for index in track(range(number), description=f'{args.phase} data'):
+    num_pictures = min(len(dataset), args.show_number or len(dataset))
+    num_failed = 0
+    for index in track(range(num_pictures), description=f'{args.phase} data'):
         source = Path(f'{index:06d}')
         try:
             item = dataset[index]
@@ -109,7 +109,7 @@ def main() -> int:
                 raise
             where = '' if isinstance(error, build.RUN_ERRORS) else f'{source} cannot be drawn: '
             print(f'{sys.argv[0]}: {where}{describe_error(error)}', file=sys.stderr)
-            failed += 1
+            num_failed += 1
             continue
         if args.output_dir:
             with exit_with_message((OSError,), args.debug):
@@ -117,8 +117,9 @@ def main() -> int:
                 check_outputs(path, overwrite=args.overwrite)
                 write_whole(path, cv2.imencode('.jpg', drawn)[1].tobytes())
     if args.output_dir:
-        print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))
-    return 1 if failed else 0
+        not_drawn = f', {num_failed} not drawn' if num_failed else ''
+        print(f'{num_pictures - num_failed} pictures in {args.output_dir}{not_drawn}')
+    return 1 if num_failed else 0
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ import argparse
 from rich.console import Console
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import number, positive
+from swin_backbone.options import number_from, positive
 
 
 def parse_args() -> argparse.Namespace:
@@ -26,7 +26,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         '--seconds',
-        type=number(0),
+        type=number_from(0),
         default=60,
         metavar='S',
         help='open pictures for at most S seconds for each data set (default: 60)',

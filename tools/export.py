@@ -56,7 +56,7 @@ def main() -> None:
         if args.pictures and not paths:
             raise ValueError(f'--pictures takes pictures, got videos alone: {", ".join(args.pictures)}')
         job = make_job(args)
-        job.print(describe_unused_options(args, job.cfg.get('default_scope')))
+        job.print_once(describe_unused_options(args, job.cfg.get('default_scope')))
         load_settings = find_load_settings(find_tested_dataset(job.cfg).pipeline)
         pictures = [load_bands(path, load_settings) for path in paths]
         manifest = export(

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from swin_backbone.command_line import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
-from swin_backbone.options import ARGUMENTS, describe_unused_options, positive, whole
+from swin_backbone.options import ARGUMENTS, describe_unused_options, positive, whole_from
 
 
 def parse_args() -> argparse.Namespace:
@@ -46,16 +46,20 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         '--overlap',
-        type=whole(0),
+        type=whole_from(0),
         metavar='N',
         help='overlap of neighbouring tiles, in pixels (default: 128, and at most half a tile)',
     )
     parser.add_argument(
-        '--level', type=whole(0), default=0, metavar='L', help='level of a slide or pyramid (default: 0, the finest)'
+        '--level',
+        type=whole_from(0),
+        default=0,
+        metavar='L',
+        help='level of a slide or pyramid (default: 0, the finest)',
     )
     parser.add_argument(
         '--skip-blank',
-        type=whole(0, 255),
+        type=whole_from(0, 255),
         nargs='?',
         const=0,
         metavar='N',

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
 from swin_backbone.command_line import Parser, exit_with_message, run
-from swin_backbone.options import number, positive, whole
+from swin_backbone.options import number_from, positive, whole_from
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
@@ -175,14 +175,14 @@ def parse_args() -> argparse.Namespace:
         'shape seed overwrite debug',
         seed=dict(default=0, help='seed of the random numbers (default: 0)'),
         shape=dict(
-            type=whole(64, 8192), default=(128, 128), help='side of the square pictures in pixels (default: 128)'
+            type=whole_from(64, 8192), default=(128, 128), help='side of the square pictures in pixels (default: 128)'
         ),
     )
     parser.add_argument('--train', type=positive, default=400, metavar='N', help='training pictures (default: 400)')
     parser.add_argument('--val', type=positive, default=80, metavar='N', help='validation pictures (default: 80)')
     parser.add_argument(
         '--visible',
-        type=number(0, 1),
+        type=number_from(0, 1),
         default=0.0,
         metavar='F',
         help='smallest visible share of a shape, 0 to 1 (default: 0)',

@@ -38,7 +38,7 @@ def main() -> None:
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
         job = make_job(args)
         cfg, _, changes = resolve_training(job.cfg, job.options, job.data)
-        job.print(*changes)
+        job.print_once(*changes)
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)
         text = cfg.pretty_text

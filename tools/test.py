@@ -11,7 +11,7 @@ import argparse
 from contextlib import ExitStack
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import describe_unused_options, number
+from swin_backbone.options import describe_unused_options, number_from
 
 
 def parse_args() -> argparse.Namespace:
@@ -31,7 +31,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
     parser.add_argument(
-        '--wait-time', type=number(0), default=2, metavar='S', help='with --show: seconds for each picture (default: 2)'
+        '--wait-time',
+        type=number_from(0),
+        default=2,
+        metavar='S',
+        help='with --show: seconds for each picture (default: 2)',
     )
     parser.add_argument('--tta', action='store_true', help='test-time augmentation of the config, or flipping')
     args = parser.parse_args()
@@ -59,7 +63,7 @@ def main() -> None:
         with exit_with_message(ANY_ERROR, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
             job = make_job(args)
-            job.print(describe_unused_options(args, job.cfg.get('default_scope')))
+            job.print_once(describe_unused_options(args, job.cfg.get('default_scope')))
             runner = stack.enter_context(open_test(job, checkpoint, outputs))
         with exit_with_message(RUN_ERRORS, args.debug):
             metrics = run_loop(runner, 'test')

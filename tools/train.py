@@ -62,7 +62,7 @@ def main() -> None:
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.hooks.signals import StoppedBySignal
 
-    # `run_loop` turns the errors of a user into RUN_ERRORS: any other keeps its traceback
+    # `run_loop` turns errors of the user into RUN_ERRORS; any other keeps its traceback
     with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             job = make_job(args)

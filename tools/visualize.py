@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, USER_ERRORS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import ShapeAction, positive, whole
+from swin_backbone.options import ShapeAction, positive, whole_from
 from swin_backbone.outputs import check_outputs
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
         command.add_argument(
             '--window', **WINDOW, default=(7, 7), help='side of a window, or height and width (default: 7)'
         )
-        command.add_argument('--stage', type=whole(1, 4), default=1, help='stage, from 1 to 4 (default: 1)')
+        command.add_argument('--stage', type=whole_from(1, 4), default=1, help='stage, from 1 to 4 (default: 1)')
         command.add_argument('--shift', action='store_true', help='show a block with shifted windows')
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
 

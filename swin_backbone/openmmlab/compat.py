@@ -60,5 +60,4 @@ def has_accelerator() -> bool:
     """Return whether mmengine finds a GPU or another device for training."""
     from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 
-    has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
-    return has_one
+    return bool(is_cuda_available() or is_npu_available() or is_musa_available())

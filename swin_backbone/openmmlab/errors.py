@@ -1,6 +1,8 @@
 """Errors of data, configs and trainings, and one line for each error of a toolbox: config key, file, message.
 
-Toolboxes use assertions, or fail inside a layer. The config key is found from the objects in the traceback.
+Toolboxes use assertions, or fail inside a layer. The config key is found from the objects in the traceback. The config
+itself is found by the name of a local variable: a function that has a config calls it `cfg`. Functions of the packages
+`NAME_A_KEY` are left out.
 """
 
 import linecache
@@ -34,8 +36,8 @@ class Faults:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def add(self, kind: str, example: str, number: int = 1) -> None:
-        self.counts[kind] += number
+    def add(self, kind: str, example: str, count: int = 1) -> None:
+        self.counts[kind] += count
         examples = self.examples.setdefault(kind, [])
         if len(examples) < EXAMPLES:
             examples.append(example)
@@ -88,8 +90,8 @@ def _message(error: BaseException) -> str:
         message = message.strip().rpartition('\n')[2]
     message = _one_line(message)
     if not message:  # of an assert
-        *_, (frame, number) = traceback.walk_tb(error.__traceback__)
-        message = f'`{linecache.getline(frame.f_code.co_filename, number).strip()}` failed'
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        message = f'`{linecache.getline(frame.f_code.co_filename, line).strip()}` failed'
     return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
 
 

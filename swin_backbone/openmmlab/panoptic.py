@@ -54,12 +54,12 @@ class PQStat:
             isthing: of the counted categories. None: all.
         """
         values = {}
-        for number in (key for key, category in categories.items() if isthing in (None, category['isthing'] == 1)):
-            counts = self[number]
+        for category_id in (key for key, category in categories.items() if isthing in (None, category['isthing'] == 1)):
+            counts = self[category_id]
             whole = counts.tp + (counts.fp + counts.fn) / 2
             pq, sq, rq = counts.iou / (whole or 1), counts.iou / (counts.tp or 1), counts.tp / (whole or 1)
-            values[number] = dict(pq=pq, sq=sq, rq=rq)
-        counted = [counts for number, counts in values.items() if self[number] != PanopticCounts()]
+            values[category_id] = dict(pq=pq, sq=sq, rq=rq)
+        counted = [counts for category_id, counts in values.items() if self[category_id] != PanopticCounts()]
         means = {name: sum(counts[name] for counts in counted) / (len(counted) or 1) for name in ('pq', 'sq', 'rq')}
         return dict(means, n=len(counted)), values
 

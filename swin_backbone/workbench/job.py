@@ -74,13 +74,13 @@ class Job:
                 with_masks=uses_masks(base),
                 skip_unreadable=options.skip_unreadable,
             )
-            self.print(*data.lines)
+            self.print_once(*data.lines)
         self.data = data
         self.cfg = combine(base, options, data)
         if data:
-            self.print(*describe_lost_weights(base, self.cfg))
+            self.print_once(*describe_lost_weights(base, self.cfg))
 
-    def print(self, *lines: str) -> None:
+    def print_once(self, *lines: str) -> None:
         """Print lines in the first process of a run."""
         if any(lines) and self.is_main_process:
             print(*filter(None, lines), sep='\n', flush=True)
@@ -94,7 +94,7 @@ class Job:
         _require_default_device(self.options, 'training')
         require_data(self.cfg, ('train', 'val'))
         cfg, datasets, changes = resolve_training(self.cfg, self.options, self.data)
-        self.print(*changes)
+        self.print_once(*changes)
         return build_runner(cfg, self.options, [ValLossHook()] if self.options.val_loss else [], datasets=datasets)
 
 
@@ -140,7 +140,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         enable_amp_of_test(cfg, options.amp)
     if outputs.tta:
         enable_tta(cfg)
-    job.print(f'tested on {describe_tested_data(cfg)}')
+    job.print_once(f'tested on {describe_tested_data(cfg)}')
     inputs = [checkpoint, *filter(None, [cfg.filename])]
     with write_outputs(cfg, outputs, inputs, is_main_process=job.is_main_process) as hooks:
         if options.precision:
@@ -178,7 +178,7 @@ def report(
     best = numbers.get('best')
     if best and best['F1']:  # of a detector that finds something
         path = Path(out_dir, REPORT_JSON)
-        job.print(f'best threshold {best["threshold"]:g}; for the best of each class: --score-thr {path}')
+        job.print_once(f'best threshold {best["threshold"]:g}; for the best of each class: --score-thr {path}')
     return numbers
 
 
@@ -189,7 +189,7 @@ def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:
         checkpoint: path, URL or published name of a whole model, or an exported folder; None: initial weights.
 
     Raises:
-        ValueError: see `Predictor`.
+        ValueError: if config and checkpoint do not fit each other.
     """
     options = job.options
     if checkpoint is not None and is_exported(checkpoint):
@@ -220,7 +220,7 @@ def open_exported(folder: str, options: Options) -> ExportedPredictor:
 
     Raises:
         ValueError: for an option of a checkpoint, as `amp`, or of a config, as `backbone`.
-        RuntimeProblem: see `ExportedPredictor`.
+        RuntimeProblem: if the folder's files cannot be read or run here.
     """
     _refuse_checkpoint_options(options, folder)
     names = [name for name in DEFAULTS if name not in ('device', 'threads', 'skip_unreadable')]

@@ -27,7 +27,7 @@ yapf_api.FormatCode = lambda text, style_config, verify=True: (text, True)  # mm
 base_dataset.gc = SimpleNamespace(collect=int)  # mmengine's garbage collection for each data set
 _utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds for the end of a collected loader's worker; torch waits 5
 draw_curves, CurvesHook._draw = CurvesHook._draw, lambda hook, runner: None  # curves.png
-find_levels, found_levels = backbone.backbone_levels, {}  # of the old backbone, a second for each swap
+find_levels, found_levels = backbone.find_backbone_maps, {}  # of the old backbone, a second for each swap
 
 
 def find_levels_once(*backbone, **more):
@@ -37,7 +37,7 @@ def find_levels_once(*backbone, **more):
     return found_levels[case]
 
 
-backbone.backbone_levels = find_levels_once
+backbone.find_backbone_maps = find_levels_once
 
 
 parse_file, parsed_files = Config._file2dict, {}

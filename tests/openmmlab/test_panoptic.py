@@ -103,7 +103,7 @@ def test_panoptic_labels_are_read(labels):
                                                                  stuff_classes=CLASSES[1:]))
         )  # fmt: skip
         guard_dataset(dataset, Config(dict(model={}, default_scope='mmdet')), True, False)
-        dataset.pipeline.are_masks_checked = False
+        dataset.pipeline.are_stated_masks_checked = False
         item = dataset[0]
     assert item['gt_masks'].masks.sum() == 16
     assert (np.unique(item['gt_seg_map'], return_counts=True)[1] == [16, 24, 8]).all()  # car, sky and 255

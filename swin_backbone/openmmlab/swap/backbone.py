@@ -14,9 +14,16 @@ from ...checks import check_choice
 from ..config_files import add_custom_import, read_config
 from ..config_parts import summarize, type_name, walk
 from .classifiers import is_classifier, rewire_classifier
-from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
-from .probe import Level, backbone_levels
-from .recipe import LAYER_DECAY, apply_recipe, constructor_of
+from .consumers import (
+    SwappedMaps,
+    find_maps_after_neck,
+    leaves_maps_unread,
+    rewire_detector,
+    rewire_neck,
+    rewire_segmentor,
+)
+from .probe import MapShape, find_backbone_maps
+from .recipe import LAYER_DECAY, apply_recipe, find_constructor
 from .variants import SWINS, Swin, Task
 
 RECIPES = ('swin', 'keep')
@@ -66,7 +73,7 @@ def swap_backbone(
     before = cfg if isinstance(cfg, Config) else Config(cfg)
     after = copy.deepcopy(before)
     swin = SWINS[name]
-    key, model, part = _find_backbone(after, at)
+    key, model, backbone_name = _find_backbone(after, at)
     scope = after.get('default_scope')
     task: Task = 'detection'
     if is_classifier(model, scope):
@@ -74,16 +81,16 @@ def swap_backbone(
     elif scope == 'mmseg' or 'decode_head' in model:
         task = 'segmentation'
     notes: list[str] = []
-    if _is_same(model[part], swin) and task != 'classification':
-        model[part].type = swin.type
-        model[part].update(backbone)
+    if _is_same(model[backbone_name], swin) and task != 'classification':
+        model[backbone_name].type = swin.type
+        model[backbone_name].update(backbone)
     else:
         with DefaultScope.overwrite_default_scope(scope or ('mmseg' if task == 'segmentation' else 'mmdet')):
-            notes = _replace(after, key, model, part, swin, task)
-        model[part].update(backbone)
+            notes = _replace(after, key, model, backbone_name, swin, task)
+        model[backbone_name].update(backbone)
         if recipe == 'swin':
-            apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), model[part], task)
-        elif constructor_of(after.get('optim_wrapper') or {}) not in (None, LAYER_DECAY):
+            apply_recipe(after, f'{key}.{backbone_name}'.removeprefix('model.'), model[backbone_name], task)
+        elif find_constructor(after.get('optim_wrapper') or {}) not in (None, LAYER_DECAY):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
                 "recipe 'swin' takes it out"
@@ -103,8 +110,8 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
     model = cfg.get('model')
     if not isinstance(model, dict):
         raise ValueError(f'model takes a dict with a backbone, got {model!r:.80}')
-    backbones = _backbones(model)
-    keys = [f'{key}.{part}' for key, _, part in backbones]
+    backbones = _list_backbones(model)
+    keys = [f'{key}.{name}' for key, _, name in backbones]
     if at is not None:
         if at not in keys:
             raise ValueError(f'{at}: no backbone of the config is there; it has {keys}')
@@ -115,7 +122,7 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
     return backbones[0]
 
 
-def _backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
+def _list_backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
     """Return the outermost dicts with backbones: key, dict and name of the backbone."""
     backbones: list[tuple[str, ConfigDict, str]] = []
     for key, node in walk(model, 'model', lambda _, child: isinstance(child, dict)):
@@ -125,7 +132,7 @@ def _backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
     return backbones
 
 
-def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
+def _iter_path(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
     """Yield the dicts from the model to the dict at `key`, as 'model.detector'."""
     yield model
     for name in key.split('.')[1:]:
@@ -137,8 +144,8 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Return whether a backbone is a Swin of this size, the toolbox's or ours, with equal windows per stage."""
     origin = old.type if isinstance(old.type, str) else old.type.__module__
     is_mmpretrains = origin.startswith('mmpretrain.')  # has other arguments
-    kinds = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
-    if type_name(old) not in kinds:
+    same_types = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
+    if type_name(old) not in same_types:
         return False
     defaults = ARCHS[old.get('arch') or 'tiny']
     size = swin.size
@@ -154,30 +161,31 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     )
 
 
-def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task) -> list[str]:
+def _replace(cfg: Config, key: str, model: ConfigDict, backbone_name: str, swin: Swin, task: Task) -> list[str]:
     """Replace the backbone and rewrite its readers, in place. Return notes for the user."""
-    old = model[part]
+    old = model[backbone_name]
     notes: list[str] = []
     if task == 'classification':
-        rewire_classifier(model, part, swin.widths[-1], key)
+        rewire_classifier(model, backbone_name, swin.widths[-1], key)
         has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
         new = swin.config(task, has_weights)
     else:
-        new, notes = _rewire(cfg, key, model, part, swin, task)
+        new, notes = _rewire(cfg, key, model, backbone_name, swin, task)
     if old.get('in_channels', 3) != 3:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
         new['with_cp'] = True
-    model[part] = ConfigDict(new)
+    model[backbone_name] = ConfigDict(new)
     if 'pretrained' in model:
         model.pretrained = None
     if cfg.get('load_from'):
         cfg.load_from = None
-    for outer in _path_to(cfg.model, key):
+    for outer in _iter_path(cfg.model, key):
         if 'Pretrained' in str(outer.get('init_cfg')):  # a checkpoint with the old backbone
             del outer.init_cfg
-    others = [f'{other}.{name}' for other, _, name in _backbones(cfg.model) if (other, name) != (key, part)]
-    for outer in (cfg, *_path_to(cfg.model, key)):
+    backbones = _list_backbones(cfg.model)
+    others = [f'{other}.{name}' for other, _, name in backbones if (other, name) != (key, backbone_name)]
+    for outer in (cfg, *_iter_path(cfg.model, key)):
         before = copy.deepcopy(outer.get('data_preprocessor'))
         _normalize_as_imagenet(outer.get('data_preprocessor'))
         if others and before != outer.get('data_preprocessor'):
@@ -186,16 +194,17 @@ def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, ta
 
 
 def _rewire(
-    cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task
+    cfg: Config, key: str, model: ConfigDict, backbone_name: str, swin: Swin, task: Task
 ) -> tuple[dict[str, Any], list[str]]:
     """Rewrite the readers of a backbone's maps, in place. Return the new backbone and notes for the user."""
-    segmentation = task == 'segmentation'
-    neck_name = part.replace('backbone', 'neck')
-    levels = backbone_levels(model[part], f'{key}.{part}')
-    stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
-    maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
+    is_segmentor = task == 'segmentation'
+    neck_name = backbone_name.replace('backbone', 'neck')
+    backbone_key = f'{key}.{backbone_name}'
+    old_maps = find_backbone_maps(model[backbone_name], backbone_key)
+    stages = _choose_stages(old_maps, model[backbone_name], is_segmentor, backbone_key)
+    maps = SwappedMaps(old_maps, [MapShape(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get(neck_name)
-    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
+    if is_segmentor and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
         del model[neck_name]  # makes a pyramid of a ViT's maps; Swin's maps are a pyramid
         neck = None
     if neck:
@@ -204,14 +213,14 @@ def _rewire(
         old_first = copy.deepcopy(first)
         neck_key = f'{key}.{neck_name}' + ('[0]' if listed else '')
         used = rewire_neck(first, maps, neck_key)
-        behind = after_neck(old_first, first, maps, used, neck_key)
+        behind = find_maps_after_neck(old_first, first, maps, used, neck_key)
         if behind.widths()[0] != behind.widths()[1]:
-            if not segmentation or listed:
+            if not is_segmentor or listed:
                 raise ValueError(
                     f'{key}.{neck_name}: a {type_name(first)} without out_channels changes the channels of the heads'
                 )
             rewire_segmentor(model, behind, key, prune=False)
-    elif segmentation:
+    elif is_segmentor:
         used = rewire_segmentor(model, maps, key, prune=True)
     else:
         used = rewire_detector(model, maps, key)
@@ -227,21 +236,21 @@ def _rewire(
         new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
     return new, [
         f'note: readers of stage {stages[index] + 1} get stride {maps.new[index].stride}, before '
-        f'{levels[index].stride:g}'
+        f'{old_maps[index].stride:g}'
         for index in used
-        if maps.new[index].stride != levels[index].stride
+        if maps.new[index].stride != old_maps[index].stride
     ]
 
 
-def _stages(levels: list[Level], backbone: ConfigDict, segmentation: bool, key: str) -> list[int]:
+def _choose_stages(old_maps: list[MapShape], backbone: ConfigDict, is_segmentor: bool, key: str) -> list[int]:
     """Return the Swin stage in the place of each map. C2 to C5 are stages 0 to 3.
 
     In a detector the strides are equal, because anchors and regions depend on the stride. Segmentation networks dilate
     their last stages, and resize all maps: there the last of four maps is stage 3 at any stride.
     """
-    strides = [level.stride for level in levels]
-    if segmentation and strides == sorted(strides) and min(strides) >= 4:
-        if len(levels) == 4:
+    strides = [shape.stride for shape in old_maps]
+    if is_segmentor and strides == sorted(strides) and min(strides) >= 4:
+        if len(old_maps) == 4:
             return [0, 1, 2, 3]
         if 'num_stages' in backbone or 'depth' in backbone:  # of a ResNet, index 0 is C2
             return sorted(backbone.get('out_indices', range(4)))
@@ -260,6 +269,6 @@ def _normalize_as_imagenet(preprocessor: Any) -> None:
         _normalize_as_imagenet(preprocessor['data_preprocessor'])
     else:
         preprocessor.pop('rgb_to_bgr', None)
-        kind = type_name(preprocessor) if 'type' in preprocessor else CLASSIFIER_PREPROCESSORS[0]
+        name = type_name(preprocessor) if 'type' in preprocessor else CLASSIFIER_PREPROCESSORS[0]
         preprocessor.update(copy.deepcopy(IMAGENET))
-        preprocessor['to_rgb' if kind in CLASSIFIER_PREPROCESSORS else 'bgr_to_rgb'] = True
+        preprocessor['to_rgb' if name in CLASSIFIER_PREPROCESSORS else 'bgr_to_rgb'] = True

@@ -6,7 +6,7 @@ The head reads one vector per image: the mean of the last map, or a vector that 
 from mmengine.config import ConfigDict
 
 from ..config_parts import type_name
-from .probe import backbone_levels
+from .probe import find_backbone_maps
 
 CLASSIFIERS = ('ImageClassifier', 'BaseReID')
 POOLING = ('GlobalAveragePooling', 'GeneralizedMeanPooling')  # necks without a number of channels
@@ -17,11 +17,11 @@ def is_classifier(model: ConfigDict, scope: str) -> bool:
     return scope == 'mmpretrain' or type_name(model) in CLASSIFIERS
 
 
-def rewire_classifier(model: ConfigDict, part: str, width: int, key: str) -> None:
+def rewire_classifier(model: ConfigDict, backbone_name: str, width: int, key: str) -> None:
     """Write the channels of a Swin's last stage into the neck and head of a classifier.
 
     Args:
-        part: name of the old backbone in the model. The head classifies its last output.
+        backbone_name: name of the old backbone in the model. The head classifies its last output.
         width: channels of the last stage.
         key: key of the model in the config.
 
@@ -31,8 +31,8 @@ def rewire_classifier(model: ConfigDict, part: str, width: int, key: str) -> Non
     """
     if type_name(model) not in CLASSIFIERS:
         raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {type_name(model)}')
-    last = backbone_levels(model[part], f'{key}.{part}', vectors=True)[-1]
-    neck_name = part.replace('backbone', 'neck')
+    last = find_backbone_maps(model[backbone_name], f'{key}.{backbone_name}', vectors=True)[-1]
+    neck_name = backbone_name.replace('backbone', 'neck')
     neck, head = model.get(neck_name), model.get('head')
     if not isinstance(head, ConfigDict) or 'in_channels' not in head:
         raise ValueError(f'{key}.head takes a head with in_channels, got {head!r:.80}')
@@ -44,9 +44,10 @@ def rewire_classifier(model: ConfigDict, part: str, width: int, key: str) -> Non
         raise ValueError(f'{key}.{neck_name}: {len(neck)} necks in turn cannot be given other maps')
     elif 'in_channels' in neck:
         if last.is_vector or neck.in_channels != old:
-            kind = 'a vector' if last.is_vector else 'a map'
+            output = 'a vector' if last.is_vector else 'a map'
             raise ValueError(
-                f'{key}.{neck_name}.in_channels is {neck.in_channels}, and the backbone emits {kind} of {old} channels'
+                f'{key}.{neck_name}.in_channels is {neck.in_channels}, and the backbone emits {output} of {old} '
+                'channels'
             )
         neck.in_channels = width
         if 'out_channels' in neck:

@@ -1,7 +1,7 @@
 """The necks and heads that read a backbone's maps, and the settings that depend on the maps' number and width.
 
-Each new map replaces an old map, so only channels change. Unused maps are left out, and indices are renumbered:
-distributed training stops with an error if the parameters of a norm get no gradient.
+Each new map takes the place of an old one, so only channels change. Maps that nothing reads are left out, and indices
+are renumbered: distributed training stops with an error if the parameters of a norm get no gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mmengine.config import ConfigDict
 
 from ..config_parts import type_name, walk
-from .probe import Level, neck_levels
+from .probe import MapShape, find_neck_maps
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: these heads read every map, and ignore in_index
 HEADS_OF_MAPS = ('decode_head', 'auxiliary_head', 'kernel_generate_head')  # in mmseg's segmentors and heads
@@ -20,11 +20,11 @@ READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')  # necks that 
 class SwappedMaps(NamedTuple):
     """The maps before and after a swap, one by one."""
 
-    old: Sequence[Level]
-    new: Sequence[Level]
+    old: Sequence[MapShape]
+    new: Sequence[MapShape]
 
     def widths(self) -> tuple[list[int], list[int]]:
-        return [level.channels for level in self.old], [level.channels for level in self.new]
+        return [shape.channels for shape in self.old], [shape.channels for shape in self.new]
 
 
 def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
@@ -63,12 +63,14 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     else:
         used = list(range(len(old)))
     neck.in_channels = type(channels)(new[index] for index in used)
-    if 'scales' in neck and len({level.stride for level in maps.old}) == 1:
+    if 'scales' in neck and len({shape.stride for shape in maps.old}) == 1:
         neck.scales = [1.0 for _ in used]  # MultiLevelNeck makes a pyramid of equal maps; Swin's maps are a pyramid
     return used
 
 
-def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], key: str) -> SwappedMaps:
+def find_maps_after_neck(
+    old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], key: str
+) -> SwappedMaps:
     """Return the maps after a neck. Both lists are empty for a neck with `out_channels`: its maps stay.
 
     Raises:
@@ -76,13 +78,13 @@ def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, us
     """
     sized = 'out_channels' in old_neck
     try:
-        before = neck_levels(old_neck, maps.old, key)
+        before = find_neck_maps(old_neck, maps.old, key)
     except ValueError:
         if sized:  # the likely reason is a missing operator, and the neck cannot be tried
             return SwappedMaps([], [])
         raise
     try:
-        after = neck_levels(new_neck, [maps.new[index] for index in used], key)
+        after = find_neck_maps(new_neck, [maps.new[index] for index in used], key)
     except ValueError as error:
         raise ValueError(
             f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
@@ -193,11 +195,11 @@ def _find_maps(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     else:
         reads_all = 'in_index' not in head or type_name(head) in ALL_MAPS_HEADS
         index = range(len(old)) if reads_all else [index] if isinstance(index, int) else index
-        if not all(-len(old) <= number < len(old) for number in index):
+        if not all(-len(old) <= i < len(old) for i in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')
-        indices = [number % len(old) for number in index]
+        indices = [i % len(old) for i in index]
         channels = list(channels)
-        expected = [old[number] for number in indices]
+        expected = [old[i] for i in indices]
     if channels != expected:
         raise ValueError(f'{path}.in_channels is {channels}, and the maps it reads have {expected}')
     return indices
@@ -210,4 +212,4 @@ def _set_index(head: ConfigDict, indices: Any, emitted: list[int], count: int) -
     if isinstance(index, int):
         head.in_index = emitted.index(indices if isinstance(indices, int) else indices[0])
     else:
-        head.in_index = type(index)(emitted.index(number) for number in indices)
+        head.in_index = type(index)(emitted.index(i) for i in indices)

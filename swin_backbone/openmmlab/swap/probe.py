@@ -21,8 +21,8 @@ SMALL_SIDE = 64
 IMAGES = 2  # a batch norm of a 1x1 map needs two images in training
 
 
-class Level(NamedTuple):
-    """One feature map."""
+class MapShape(NamedTuple):
+    """The shape of one feature map, or of a vector."""
 
     channels: int
     stride: float  # pixels of the image per place of the map; infinite for a vector
@@ -33,7 +33,7 @@ class Level(NamedTuple):
         return self.stride == math.inf
 
 
-def backbone_levels(backbone: dict[str, Any], key: str, vectors: bool = False) -> list[Level]:
+def find_backbone_maps(backbone: dict[str, Any], key: str, vectors: bool = False) -> list[MapShape]:
     """Return the maps that the backbone at `key` of a config emits.
 
     Args:
@@ -52,12 +52,12 @@ def backbone_levels(backbone: dict[str, Any], key: str, vectors: bool = False) -
     return _run(backbone, key, image, ways, vectors)
 
 
-def neck_levels(neck: dict[str, Any], inputs: Sequence[Level], key: str) -> list[Level]:
-    """Return the maps that the neck at `key` computes from `inputs`. Raises: see `backbone_levels`."""
+def find_neck_maps(neck: dict[str, Any], inputs: Sequence[MapShape], key: str) -> list[MapShape]:
+    """Return the maps that the neck at `key` computes from `inputs`. Raises: see `find_backbone_maps`."""
 
     def maps(device: str, side: int) -> tuple[Tensor, ...]:
-        sides = [max(1, int(side / level.stride)) for level in inputs]
-        return tuple(torch.zeros(IMAGES, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
+        sides = [max(1, int(side / shape.stride)) for shape in inputs]
+        return tuple(torch.zeros(IMAGES, shape.channels, n, n, device=device) for shape, n in zip(inputs, sides))
 
     return _run(neck, key, maps, (('meta', PROBE_SIDE), ('cpu', SMALL_SIDE)))
 
@@ -68,7 +68,7 @@ def _run(
     make_input: Callable[..., Any],
     ways: Sequence[tuple[str, int]],
     vectors: bool = False,
-) -> list[Level]:
+) -> list[MapShape]:
     """Return the maps that a module emits, on the first (device, side of the image) of `ways` that works."""
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
     for device, side in ways:
@@ -87,22 +87,22 @@ def _run(
         raise ValueError(
             f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
         ) from reason
-    levels, trained = (_levels(maps, side, key, vectors) for maps in (outputs, in_training))
-    if levels != trained:
+    shapes, trained = (_list_shapes(maps, side, key, vectors) for maps in (outputs, in_training))
+    if shapes != trained:
         raise ValueError(
-            f'{key}: it emits {_shown(trained)} in training and {_shown(levels)} in evaluation; Swin emits equal maps'
+            f'{key}: it emits {_shown(trained)} in training and {_shown(shapes)} in evaluation; Swin emits equal maps'
         )
-    return levels
+    return shapes
 
 
-def _levels(outputs: Any, side: int, key: str, vectors: bool) -> list[Level]:
+def _list_shapes(outputs: Any, side: int, key: str, vectors: bool) -> list[MapShape]:
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
     dims = (2, 4) if vectors else (4,)
     if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() in dims for x in outputs):
         raise ValueError(f'{key}: it emits something other than feature maps of (B, C, H, W)')
-    return [Level(x.shape[1], side / x.shape[3] if x.dim() == 4 else math.inf) for x in outputs]
+    return [MapShape(x.shape[1], side / x.shape[3] if x.dim() == 4 else math.inf) for x in outputs]
 
 
-def _shown(levels: Sequence[Level]) -> str:
-    return 'maps of stride ' + ', '.join(f'{level.stride:g}' for level in levels)
+def _shown(shapes: Sequence[MapShape]) -> str:
+    return 'maps of stride ' + ', '.join(f'{shape.stride:g}' for shape in shapes)

@@ -38,14 +38,14 @@ def apply_recipe(cfg: Config, backbone: str, swin: dict[str, Any], task: Task) -
         ValueError: if `optim_wrapper` has no single optimizer.
     """
     wrapper = cfg.get('optim_wrapper')
-    if wrapper is None or constructor_of(wrapper) == LAYER_DECAY:
+    if wrapper is None or find_constructor(wrapper) == LAYER_DECAY:
         return
     if 'optimizer' not in wrapper:
         raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep keeps optim_wrapper')
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
     if type_name(wrapper.optimizer) == 'AdamW' and constructor is None:
-        keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, swin, paramwise)}
+        keys = {**paramwise.get('custom_keys', {}), **_make_no_decay_keys(backbone, swin, paramwise)}
         wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
     else:
         wrapper.optimizer = dict(ADAMW[task])
@@ -66,13 +66,13 @@ def apply_recipe(cfg: Config, backbone: str, swin: dict[str, Any], task: Task) -
             scheduler['eta_min'] = 0.0
 
 
-def constructor_of(wrapper: dict[str, Any]) -> Any:
+def find_constructor(wrapper: dict[str, Any]) -> Any:
     """Return the name of a wrapper's constructor without the prefix of a toolbox, or None."""
     constructor = wrapper.get('constructor')
     return constructor and type_name(dict(type=constructor))
 
 
-def _no_decay(backbone: str, swin: dict[str, Any], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _make_no_decay_keys(backbone: str, swin: dict[str, Any], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return custom keys for norms and position tables, with the config's learning rate of the backbone.
 
     mmengine applies only the longest key in a parameter's name. Therefore each new key repeats the multiplier of the

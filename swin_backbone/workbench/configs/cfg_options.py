@@ -80,13 +80,7 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
 
 def get_setting(cfg: Config, key: str) -> Any:
     """Return the value of a dotted key, with or without a leading `+`; None if the config lacks the key."""
-    node: Any = cfg._cfg_dict
-    for name in key.removeprefix('+').split('.'):
-        if isinstance(node, (list, tuple)):
-            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
-        else:
-            node = node.get(name) if isinstance(node, dict) else None
-    return node
+    return next((node for where, node in walk(cfg) if where == key.removeprefix('+')), None)
 
 
 def _set(cfg: Config, path: list[str], value: Any, adds: bool) -> None:

@@ -41,11 +41,11 @@ class Annotations(NamedTuple):
         pictures: name, size (height, width) and number of objects that mmdet loads, by id.
         empty: number of pictures without objects.
         rles: number of objects, without crowds, whose mask is an RLE.
-        categories: names, in the file's order.
-        objects: number for each category.
+        categories: names of the categories, in the file's order.
+        objects: number of objects of each category.
         errors: entries with an error in mmdet, or a wrong meaning.
         masks: masks, or a byte order mark, with an error in pycocotools.
-        in_evaluation: entries that COCO's evaluation alone cannot take.
+        in_evaluation: entries that mmdet takes and COCO's evaluation does not.
         warnings: unusual entries.
     """
 
@@ -64,7 +64,7 @@ _known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what 
 
 
 def find_format(cls: Optional[type]) -> Optional[str]:
-    """Return the format that a data set or metric reads with pycocotools, of FORMAT_OF; None of another class."""
+    """Return the format, of FORMAT_OF, that a data set or metric reads with pycocotools; None for another class."""
     reading = [getattr(cls, name) for name in READING if hasattr(cls, name)]
     if cls is None or not all(method.__module__.startswith('mmdet.') for method in reading):
         return None
@@ -120,7 +120,7 @@ def scan_annotation_file(
     Args:
         form: a value of FORMAT_OF.
         with_masks: scan segmentations too.
-        content: of the file, as `read_annotations` returns it; None reads the file.
+        content: the content of the file, as `read_annotations` returns it; None reads the file.
 
     Raises:
         DataError: if the file is no JSON with the lists of the format.
@@ -173,7 +173,7 @@ def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with
             in_evaluation.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
-    known_categories = list_first([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
+    known_categories = list_first([f'{category_id} ({name})' for category_id, name in names.items()], NAMES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     filled = set()
     strays = Faults()
@@ -184,41 +184,42 @@ def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with
     mask_sizes = [(item.get('segmentation'), sizes.get(item['image_id'], (1, 1))) for _, item in entries]
     faults: list[Fault] = find_mask_faults(mask_sizes) if with_masks else [None] * len(entries)
     for (name, item), fault in zip(entries, faults):
-        image, category = item['image_id'], item['category_id']
-        size = sizes.get(image)
-        if category not in names:
+        image_id, category_id = item['image_id'], item['category_id']
+        if category_id not in names:
             kind = f'objects of unknown category_id; its categories are {known_categories}'
-            errors.add(kind, f'{name} has {category}')
-        elif size is None:
-            strays.add("objects whose 'image_id' is that of no image", f'{name} has {image!r}')
-        else:
-            objects[names[category]] += 1
-            filled.add(image)
-            is_left_out = _check_box(name, item, size, warnings)
-            if item.get('ignore') and not is_left_out:
-                warnings.add("objects with 'ignore', which are left out", name)
-                is_left_out = True
-            if not is_left_out:
-                loaded[image] += 1
-                twin = boxes.setdefault((image, *item['bbox']), item)
-                if twin is not item:
-                    shared = (
-                        'class and box of another' if twin['category_id'] == category else 'the box of another class'
-                    )
-                    warnings.add(f'objects with {shared}', f'{name} and {twin["id"]}')
-            if 'iscrowd' not in item and form == 'COCO':
-                in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
-            if item['id'] == 0:
-                warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
-            if fault:
-                kind, reason = fault
-                (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
-            elif with_masks and isinstance(item['segmentation'], dict):
-                rles += not item.get('iscrowd')
-            elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
-                warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
+            errors.add(kind, f'{name} has {category_id}')
+            continue
+        if image_id not in sizes:
+            strays.add("objects whose 'image_id' is that of no image", f'{name} has {image_id!r}')
+            continue
+        size = sizes[image_id]
+        objects[names[category_id]] += 1
+        filled.add(image_id)
+        is_left_out = _check_box(name, item, size, warnings)
+        if item.get('ignore') and not is_left_out:
+            warnings.add("objects with 'ignore', which are left out", name)
+            is_left_out = True
+        if not is_left_out:
+            loaded[image_id] += 1
+            twin = boxes.setdefault((image_id, *item['bbox']), item)
+            if twin is not item:
+                shared = (
+                    'class and box of another' if twin['category_id'] == category_id else 'the box of another class'
+                )
+                warnings.add(f'objects with {shared}', f'{name} and {twin["id"]}')
+        if 'iscrowd' not in item and form == 'COCO':
+            in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
+        if item['id'] == 0:
+            warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
+        if fault:
+            kind, reason = fault
+            (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
+        elif with_masks and isinstance(item['segmentation'], dict):
+            rles += not item.get('iscrowd')
+        elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
+            warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
     (warnings if filled else errors).update(strays)
-    pictures = {number: (files[number], size, loaded[number]) for number, size in sizes.items()}
+    pictures = {image_id: (files[image_id], size, loaded[image_id]) for image_id, size in sizes.items()}
     empty = len(sizes.keys() - filled)
     return Annotations(pictures, empty, rles, tuple(names.values()), objects, errors, masks, in_evaluation, warnings)
 
@@ -254,8 +255,8 @@ def _read_entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[
     readable = []
     ids = set()
     for index, entry in enumerate(entries):
-        number = entry.get('id') if isinstance(entry, dict) else None
-        name = f'{TABLES[table]} {number if type(number) in (int, str) else f"[{index}]"}'
+        entry_id = entry.get('id') if isinstance(entry, dict) else None
+        name = f'{TABLES[table]} {entry_id if type(entry_id) in (int, str) else f"[{index}]"}'
         try:
             _check_entry(table, check_type('the entry', entry, dict, 'an object'))
         except KeyError as error:
@@ -263,11 +264,11 @@ def _read_entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[
         except (TypeError, ValueError) as error:
             errors.add(f'{table} that cannot be read', f'{name}: {error}')
         else:
-            if 'id' in entry and number in ids:
+            if 'id' in entry and entry_id in ids:
                 errors.add(f'{table} with the id of another: ids must be unique', name)
             else:
                 readable.append((name, entry))
-            ids.add(number)
+            ids.add(entry_id)
     return readable
 
 
@@ -310,8 +311,8 @@ def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, i
     corners = [x, y, x + width, y + height]
     outer_edges = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
     (x1, y1, x2, y2), (x3, y3, x4, y4) = (
-        [min(max(value, 0), size[1 - index % 2]) for index, value in enumerate(numbers)]
-        for numbers in (corners, outer_edges)
+        [min(max(value, 0), size[1 - index % 2]) for index, value in enumerate(edges)]
+        for edges in (corners, outer_edges)
     )
     shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
     return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)

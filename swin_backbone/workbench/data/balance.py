@@ -81,7 +81,7 @@ def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
             continue
         limit = RARE * float(np.median(list(pictures.values())))
         names = built.metainfo['classes']
-        rare.update({names[label]: number for label, number in pictures.items() if number < limit})
+        rare.update({names[label]: count for label, count in pictures.items() if count < limit})
         limits[where] = limit / len(built)
     before = len(datasets.build_phase('train'))
     if not rare:
@@ -90,11 +90,12 @@ def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
     cfg = copy.deepcopy(datasets.cfg)
     apply_balance(cfg, EpochPlan(before, limits))
     after = len(datasets.build('train', cfg.train_dataloader.dataset))
-    shown = list_first([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MAX_NAMES)
-    return EpochPlan(after, limits, line=(
+    shown = list_first([f'{name} ({count})' for name, count in rare.most_common()[::-1]], MAX_NAMES)
+    line = (
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
         f'an epoch has {after:,} pictures in place of {before:,}'
-    ))  # fmt: skip
+    )
+    return EpochPlan(after, limits, line=line)
 
 
 def _find_heads(cfg: Config) -> list[Any]:

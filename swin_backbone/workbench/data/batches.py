@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from .seeds import BATCH, ORDER, seed_rng
 
-NUM_SEEDS = 1 << 64  # keeps seeds above 0: after a change of the batch size, numbers may begin below 0
+NUM_SEEDS = 1 << 64  # keeps seeds above 0: after a change of the batch size, iterations may begin below 0
 
 
 class Batch(list[int]):
@@ -45,36 +45,35 @@ class ResumableBatchSampler(Sampler[list[int]]):
         self.endless = endless
         self.begin_at(0, 0, 0)
 
-    def begin_at(self, seed: int, number: int, done: int) -> None:
-        """Set the begin of the next iteration over the batches.
+    def begin_at(self, seed: int, iteration: int, done: int) -> None:
+        """Set where the next pass over the batches begins.
 
         Args:
-            seed: of the run.
-            number: finished iterations of the training, for random numbers.
+            seed: seed of the run.
+            iteration: finished iterations of the training, for random numbers.
             done: finished batches of the epoch, or of the training if `endless`.
         """
-        self.seed, self.number, self.done = seed, number, done
+        self.seed, self.iteration, self.done = seed, iteration, done
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches. A sampler with the process's generators repeats its earlier draws."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
-        begin = self.number
-        position = (self.seed, BATCH, get_rank())
-        number = begin - self.done
+        begin = self.iteration
+        iteration = begin - self.done
         for passes in count() if self.endless else [0]:
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)
-            first = number
-            seed_rng(self.seed, ORDER, number % NUM_SEEDS)
+            first = iteration
+            seed_rng(self.seed, ORDER, iteration % NUM_SEEDS)
             for indices in self.batches:
-                if number >= begin:
+                if iteration >= begin:
                     batch = Batch(indices)
-                    batch.position = (*position, number)
+                    batch.position = (self.seed, BATCH, get_rank(), iteration)
                     yield batch
-                number += 1
-                seed_rng(self.seed, ORDER, number % NUM_SEEDS)
-            if number == first:  # no batch: less data than a batch
+                iteration += 1
+                seed_rng(self.seed, ORDER, iteration % NUM_SEEDS)
+            if iteration == first:  # no batch: less data than a batch
                 return
 
     def __len__(self) -> int:

@@ -193,10 +193,10 @@ def _report_annotations(
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
 
 
-def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:
-    """Yield random indices below `number`: at least one, at most `max_files`, within `seconds`."""
+def _sample(size: int, max_files: int, seconds: float) -> Iterator[int]:
+    """Yield random indices below `size`: at least one, at most `max_files`, within `seconds`."""
     end = time.monotonic() + seconds
-    for count, index in enumerate(random.Random(0).sample(range(number), min(number, max_files))):
+    for count, index in enumerate(random.Random(0).sample(range(size), min(size, max_files))):
         if count and time.monotonic() > end:
             return
         yield index

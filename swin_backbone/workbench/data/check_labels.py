@@ -19,10 +19,11 @@ class LabelRule(NamedTuple):
     """The values that a label file may have.
 
     Args:
-        num_classes: of the head; converted labels are below.
+        num_classes: number of classes of the head; converted labels are below.
         ignore_index: the value of ignored pixels.
         reduce_zero_label: 0 in a file is ignored, and 1 is the first class.
-        label_map: classes of the data set to those of the model.
+        label_map: classes of the data set to those of the model: mmseg's word, and no (H, W) map as
+            `Prediction.label_map`.
     """
 
     num_classes: int
@@ -70,16 +71,16 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
     """Return the values of a label file, (H, W) uint8.
 
     Args:
-        size: of its picture, height and width.
+        size: height and width of its picture.
 
     Raises:
         DataError: if the file cannot be read, is lossy or coloured, or has another size or a value without class.
     """
     with _open_label(path) as image:
-        kind, mode = image.format, image.mode
+        file_format, mode = image.format, image.mode
         values = np.asarray(image)
         values = values.astype(np.uint8) if mode == '1' else values
-    if kind == 'JPEG':
+    if file_format == 'JPEG':
         raise DataError(f'the label {path} is a JPEG, which changes values: write labels as PNG')
     if mode not in GREY_OR_PALETTE:
         raise DataError(
@@ -91,11 +92,11 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
             f'the label {path} is {values.shape[1]}x{values.shape[0]}, and its picture {size[1]}x{size[0]} (width x '
             'height): they must be equal'
         )
-    numbers, counts = np.unique(values, return_counts=True)
+    unique_values, counts = np.unique(values, return_counts=True)
     forbidden = rule.find_forbidden_values()
-    wrong = [f'{n} ({c} pixels)' for n, c in zip(numbers, counts) if not 0 <= n < 256 or forbidden[n]]
+    wrong = [f'{n} ({c} pixels)' for n, c in zip(unique_values, counts) if not 0 <= n < 256 or forbidden[n]]
     if wrong:
-        bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if numbers[-1] > 255 else ''
+        bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if unique_values[-1] > 255 else ''
         raise DataError(f'the label {path} has the values {list_first(wrong, 5)}; {rule}.{bits}')
     return values.astype(np.uint8)
 

@@ -63,8 +63,8 @@ def find_class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: 
         letters = re.sub(r'\d', '', name)
         frequent = [
             other
-            for other, number in counts.items()
-            if number > MISTYPED_RATIO * count and re.sub(r'\d', '', other) != letters
+            for other, other_count in counts.items()
+            if other_count > MISTYPED_RATIO * count and re.sub(r'\d', '', other) != letters
         ]
         nearest = get_close_matches(name, frequent, 1, SIMILAR) if is_trained_on else []
         if not count and not is_trained_on:

@@ -51,7 +51,7 @@ class GuardedPipeline:
     `skipped` has a flag for each picture, in memory shared by worker processes.
 
     Args:
-        notes: gets all notes. None: the first of each kind is logged.
+        notes: receives all notes. None: the first of each kind is logged.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class GuardedPipeline:
         self.rule = find_label_rule(cfg)
         self.skip_unreadable = skip_unreadable
         self.notes = notes
-        # By `BuiltDatasets`, for annotated sizes
-        self.are_masks_checked = self.is_local and bool(find_format(type(dataset)))
+        # `BuiltDatasets` has checked masks at the size that the annotation states; another size needs a check here
+        self.are_stated_masks_checked = self.is_local and bool(find_format(type(dataset)))
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load = find_load_function(dataset)
         self.is_reducing = is_reducing(find_loader(dataset))
@@ -127,7 +127,7 @@ class GuardedPipeline:
 
     def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
         """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
-        if not self.loads_masks or (self.are_masks_checked and size == (item.get('height'), item.get('width'))):
+        if not self.loads_masks or (self.are_stated_masks_checked and size == (item.get('height'), item.get('width'))):
             return
         if 'segments_info' in item:  # the masks are those of a panoptic PNG
             return

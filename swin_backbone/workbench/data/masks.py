@@ -137,8 +137,8 @@ def _add_up(counts: Sequence[bytes], pixels: Sequence[int]) -> NDArray[np.bool_]
     is_whole = np.add.reduceat(runs, begins) == pixels
     # No longer than the mask: a sum of longer ones may exceed 64 bits
     is_possible = (np.minimum.reduceat(runs, begins) >= 0) & (np.maximum.reduceat(runs, begins) <= pixels)
-    numbers = np.diff(begins, append=len(runs))
-    good: NDArray[np.bool_] = is_whole & is_possible & ~is_long & (numbers <= np.add(pixels, 1))
+    num_runs = np.diff(begins, append=len(runs))
+    good: NDArray[np.bool_] = is_whole & is_possible & ~is_long & (num_runs <= np.add(pixels, 1))
     return good
 
 
@@ -161,11 +161,11 @@ def _decode(
     place = np.arange(len(codes)) - starts.repeat(characters)
     steps = np.add.reduceat((codes & 31) << 5 * place, starts) - ((codes[is_last] >> 4) << 5 * characters)
     begins = np.searchsorted(starts, np.cumsum([0, *map(len, counts[:-1])]))
-    numbers = np.diff(begins, append=len(steps))
-    index = np.arange(len(steps)) - begins.repeat(numbers)
+    lengths = np.diff(begins, append=len(steps))
+    index = np.arange(len(steps)) - begins.repeat(lengths)
     runs = steps.copy()
     for first in (1, 2):
         is_kind = (index >= first) & (index % 2 == first % 2)
         sums = np.where(is_kind, steps, 0).cumsum()
-        runs = np.where(is_kind, sums - sums[begins].repeat(numbers), runs)
+        runs = np.where(is_kind, sums - sums[begins].repeat(lengths), runs)
     return runs, begins, np.maximum.reduceat(characters, begins) > longest

@@ -316,8 +316,7 @@ def _pages_of(address: str, name: str, level: int, stack: ExitStack) -> list[Any
     if len(channels) > 1 and not all(f'Size{axis}="1"' in description for axis in 'ZT'):
         raise OSError(several_pages(name, whole.width, whole.height))
     reduced = [
-        [opened(channel.name, OVERVIEW_LEVEL=number) for channel in channels]
-        for number in range(len(whole.overviews(1)))
+        [opened(channel.name, OVERVIEW_LEVEL=level) for channel in channels] for level in range(len(whole.overviews(1)))
     ]
     reduced += [[page] for page in pages if page.block_shapes[0][1] < page.width < whole.width]  # a thumbnail: strips
     ratio = whole.width / whole.height

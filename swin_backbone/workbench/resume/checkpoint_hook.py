@@ -24,8 +24,8 @@ class _FileNames(str):
     """A template of file names, as epoch_{}.pth. The step is an epoch, an iteration, or '2_iter_9' within an epoch."""
 
     def format(self, step: Union[int, str]) -> str:  # type: ignore[override]
-        number, *iteration = str(step).split('_', 1)
-        return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(number)), *iteration]), self)
+        epoch, *iteration = str(step).split('_', 1)  # or an iteration alone
+        return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(epoch)), *iteration]), self)
 
 
 class WholeFileBackend(LocalBackend):

@@ -97,12 +97,12 @@ def _check_shapes(
         return
     classes = read_dataset_meta(loaded).get('classes', ())
     for name, module in model.named_modules():
-        number = getattr(module, 'num_classes', None)
-        is_head = name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int)
-        if is_head and classes and number != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
+        num_classes = getattr(module, 'num_classes', None)
+        is_head = name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(num_classes, int)
+        if is_head and classes and num_classes != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
             raise CheckpointError(
                 f'checkpoint {checkpoint!r} was trained with {len(classes)} classes, the model of the config has '
-                f'{number}; {hint}'
+                f'{num_classes}; {hint}'
             )
     reasons = []
     if missing:

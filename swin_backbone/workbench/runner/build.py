@@ -65,9 +65,6 @@ def build_runner(
 def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     """Train or test.
 
-    Before a phase has worked once, any error is taken for one of the config or the data. Later it is a bug, here or in
-    a library, and keeps its type and traceback.
-
     Returns:
         The model, or the metrics.
 
@@ -103,7 +100,11 @@ def _explain_lost_peers(hint: str = '') -> Iterator[None]:
 
 
 class ProgressHook(Hook):
-    """Record what runs, and which phases have worked once: a training step, a validation with metrics."""
+    """Record what runs, and which phases have worked once: a training step, a validation with metrics.
+
+    Any error before is taken for one of the config or the data. A later one is a bug, here or in a library, and keeps
+    its type and traceback.
+    """
 
     phase = 'build'  # stays so in a test, whose every error is one of the config or the data
     worked: frozenset[str] = frozenset()

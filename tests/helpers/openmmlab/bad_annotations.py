@@ -144,7 +144,7 @@ def browse(cfg):
     """Return the loaded pictures, or the errors."""
     dataset = BuiltDatasets(cfg, ()).build_phase('train')
     guard_dataset(dataset, cfg, is_training=True, skip_unreadable=False)
-    dataset.pipeline.are_masks_checked = False
+    dataset.pipeline.are_stated_masks_checked = False
     results = []
     for index in range(len(dataset)):
         try:

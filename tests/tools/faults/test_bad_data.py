@@ -37,7 +37,7 @@ def first_item(words, phase='train', **options):
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = BuiltDatasets(cfg, ()).build_phase(phase)
         guard_dataset(dataset, cfg, phase == 'train', **{'skip_unreadable': False, **options})
-        dataset.pipeline.are_masks_checked = False
+        dataset.pipeline.are_stated_masks_checked = False
         return dataset, dataset[0]
 
 

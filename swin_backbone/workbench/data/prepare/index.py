@@ -118,13 +118,12 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
                     num_turned += 1
             if draws:
                 item['segmentation'] = outline
-    num_ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
+    num_crowds = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
     lines = [format_line('rotated', f'{num_turned} boxes, by their attribute rotation')] if num_turned else []
     if draws and num_boxes:
         lines.append(format_line('masks', RECTANGLES.format(num_boxes, len(objects))))
-    if num_ignored:
-        sentence = f"{num_ignored} objects are neither trained nor scored, as COCO's crowds"
-        lines.append(format_line('difficult', sentence))
+    if num_crowds:
+        lines.append(format_line('difficult', f"{num_crowds} objects are neither trained nor scored, as COCO's crowds"))
     return lines
 
 

@@ -23,7 +23,7 @@ from ...resume.checkpoint_hook import WholeCheckpointHook, describe_last_checkpo
 # a scheduler can requeue by this value.
 EXIT_RESUMABLE = 75
 
-NOTHING, SAVE, STOP = range(3)  # the larger number wins
+NOTHING, SAVE, STOP = range(3)  # the larger one wins
 ACTIONS = {
     getattr(signal, name): action
     for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGHUP', STOP), ('SIGUSR1', SAVE))
@@ -55,7 +55,7 @@ class SignalHook(Hook):
     priority = 'LOWEST'  # after the hooks that save the step
     save_requested = stop_requested = False
     stop_reason = 'A signal to another rank'
-    stop_number: int = signal.SIGTERM  # of the signal
+    stop_signum: int = signal.SIGTERM  # of the signal
     stop_requested_at = 0.0  # seconds
     last_agreement_at = 0.0  # seconds
     last_agreement_iter = next_agreement_iter = 0
@@ -68,16 +68,16 @@ class SignalHook(Hook):
         self.last_agreement_iter = runner.iter
         self.next_agreement_iter = 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
-            taken = [number for number in ACTIONS if signal.getsignal(number) is not signal.SIG_IGN]
-            self.earlier_handlers = tuple((number, signal.signal(number, self._receive)) for number in taken)
+            taken = [signum for signum in ACTIONS if signal.getsignal(signum) is not signal.SIG_IGN]
+            self.earlier_handlers = tuple((signum, signal.signal(signum, self._receive)) for signum in taken)
 
     def after_train(self, runner: Runner) -> None:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
         """Restore the handlers from before the training."""
-        for number, handler in self.earlier_handlers:
-            signal.signal(number, handler)
+        for signum, handler in self.earlier_handlers:
+            signal.signal(signum, handler)
         self.earlier_handlers = ()
 
     def after_train_iter(
@@ -99,24 +99,24 @@ class SignalHook(Hook):
     def after_val(self, runner: Runner) -> None:
         self._act(runner, runner.iter)
 
-    def _receive(self, number: int, frame: Optional[FrameType]) -> None:
+    def _receive(self, signum: int, frame: Optional[FrameType]) -> None:
         """Handle a signal."""
         if os.getpid() != self.process:  # in a forked worker
-            if number == signal.SIGTERM:  # of its pool, as of VOCMetric's, which then waits for its end
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+            if signum == signal.SIGTERM:  # of its pool, as of VOCMetric's, which then waits for its end
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
             return
         now = time.monotonic()
-        if ACTIONS[number] == SAVE:
+        if ACTIONS[signum] == SAVE:
             self.save_requested = True
         elif not self.stop_requested:
             self.stop_requested = True
             self.stop_requested_at = now
-            self.stop_number = number
-            self.stop_reason = signal.Signals(number).name
+            self.stop_signum = signum
+            self.stop_reason = signal.Signals(signum).name
         elif now - self.stop_requested_at > REPEATED_S:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(self.process, number)
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(self.process, signum)
 
     def _act(self, runner: Runner, iteration: int) -> None:
         """Save, or save and stop, if a signal to any rank requests it. `iteration` iterations are complete."""
@@ -151,7 +151,7 @@ class SignalHook(Hook):
         if hook is None:
             message = f'{self.stop_reason}: training stops, and saves nothing without a CheckpointHook.'
             runner.logger.warning(message)
-            raise StoppedBySignal(message, 128 + self.stop_number)
+            raise StoppedBySignal(message, 128 + self.stop_signum)
         message = (
             f'{self.stop_reason}: training stops after iteration {iteration} (exit code {EXIT_RESUMABLE}). '
             f'{describe_last_checkpoint(hook)}'
@@ -166,9 +166,9 @@ def init_worker(worker_init_fn: Optional[Callable[[int], None]], worker_id: int)
     Terminals and clusters signal workers too, and a dead worker would end the training without a checkpoint. SIGTERM
     from the training itself still ends a worker.
     """
-    for number in ACTIONS:
-        if number != signal.SIGTERM:
-            signal.signal(number, signal.SIG_IGN)
+    for signum in ACTIONS:
+        if signum != signal.SIGTERM:
+            signal.signal(signum, signal.SIG_IGN)
     if hasattr(signal, 'sigwaitinfo'):  # returns the sender; macOS lacks it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_on_sigterm_of, args=(os.getppid(),), daemon=True).start()
