@@ -24,7 +24,7 @@ def find_base_configs_by(find: FindConfig) -> None:
     Config._get_cfg_path = staticmethod(find_config)
 
 
-def checkpoint_loaders() -> dict[str, Callable[..., Any]]:
+def list_checkpoint_loaders() -> dict[str, Callable[..., Any]]:
     """Return mmengine's loaders of checkpoints by the prefix of an address."""
     from mmengine.runner import CheckpointLoader
 

@@ -72,7 +72,7 @@ def read_config(path: Union[str, Path]) -> Config:
             raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}{remedy}')
         file = configs / name
     if not file.is_file():
-        raise ConfigError(f'there is no config {str(path)!r}{_similar(str(path))}')
+        raise ConfigError(f'there is no config {str(path)!r}{_suggest(str(path))}')
     try:
         return Config.fromfile(str(file))
     except Exception as error:  # Python code of a config raises errors of any kind
@@ -88,7 +88,7 @@ def add_custom_import(cfg: Config) -> None:
         cfg.custom_imports = dict(imports, imports=[*names, PACKAGE])
 
 
-def _similar(path: str) -> str:
+def _suggest(path: str) -> str:
     """Return similar configs of the package or folder of `path`, or of all packages for a name alone, for an error."""
     prefix, colons, name = path.partition('::')
     file = Path(name if colons else path)
@@ -100,11 +100,11 @@ def _similar(path: str) -> str:
                 names.setdefault(config.stem, f'{package}::{config.relative_to(configs)}')
     if not colons:
         names.update({config.stem: str(config) for config in file.parent.glob('*.py')})
-    near = similar(file.stem, names)
+    near = find_similar(file.stem, names)
     return f'; did you mean {", ".join(names[stem] for stem in near)}?' if near else ''
 
 
-def similar(name: str, names: Iterable[str]) -> list[str]:
+def find_similar(name: str, names: Iterable[str]) -> list[str]:
     """Return the most similar names: first the shortest names that begin so, then the closest names."""
     longer = sorted((other for other in names if name and other.startswith(name)), key=len)
     return list(dict.fromkeys([*longer, *get_close_matches(name, names, MAX_SUGGESTIONS, 0.5)]))[:MAX_SUGGESTIONS]

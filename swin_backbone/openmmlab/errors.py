@@ -77,7 +77,7 @@ def describe_error(error: BaseException) -> str:
         return _one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'
-    location = _config_place(error)
+    location = _find_config_place(error)
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     hint = SLIDE if 'slide_inference' in names else ''
     return (f'{location}: ' if location else '') + _message(error) + hint
@@ -100,22 +100,22 @@ def _one_line(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else f'{message[:MAX_MESSAGE]}...'
 
 
-def _config_place(error: BaseException) -> str:
+def _find_config_place(error: BaseException) -> str:
     """Return key and file of the config part that raised an error, as `model.neck of a.py`, or ''."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    cfg = next(filter(None, map(_config_of, frames)), None)
+    cfg = next(filter(None, map(_find_config, frames)), None)
     if cfg is None:
         return ''
     for frame in reversed(frames):
-        for kind, settings in _objects_of(frame):
+        for kind, settings in _iter_objects(frame):
             parts = [(key, part) for key, part in iter_parts(cfg) if type_name(part) == kind]
             if parts:
-                key, _ = max(parts, key=lambda item: (item[1] == settings, _num_equal(item[1], settings)))
+                key, _ = max(parts, key=lambda item: (item[1] == settings, _count_equal(item[1], settings)))
                 return f'{key} of {cfg.filename}' if cfg.filename else key
     return ''
 
 
-def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _iter_objects(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield class and settings of the config parts among a frame's variables, then of the method's object.
 
     Functions of this folder and of the workbench are left out, because their errors name a key. Constructors are left
@@ -131,7 +131,7 @@ def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield type(owner).__name__, getattr(owner, '__dict__', {})
 
 
-def _config_of(frame: FrameType) -> Optional[Config]:
+def _find_config(frame: FrameType) -> Optional[Config]:
     """Return the config among the local variables of a frame."""
     for name in ('cfg', 'runner', 'self'):
         value = frame.f_locals.get(name)
@@ -141,7 +141,7 @@ def _config_of(frame: FrameType) -> Optional[Config]:
     return None
 
 
-def _num_equal(part: dict[str, Any], settings: Mapping[str, Any]) -> int:
+def _count_equal(part: dict[str, Any], settings: Mapping[str, Any]) -> int:
     """Count the plain values of a config part that equal the settings or attributes of an object."""
     plain = (bool, int, float, str, list, tuple, type(None))
     return sum(

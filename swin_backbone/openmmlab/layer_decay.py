@@ -58,7 +58,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:
         """Append a group for each learning rate and decay of a model's trainable parameters."""
-        layer_of = layers(module)
+        layer_of = find_layers(module)
         top = max(layer_of.values()) + 1  # neck and heads
         groups: dict[tuple[int, Optional[float]], dict[str, Any]] = {}
         for name, parameter in module.named_parameters():
@@ -85,7 +85,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             )
 
 
-def layers(model: nn.Module) -> dict[str, int]:
+def find_layers(model: nn.Module) -> dict[str, int]:
     """Return the layer of each parameter of the backbone, by `SwinPyramid.layer_order`.
 
     A parameter that a subclass adds is in no layer, and learns like neck and heads.

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.fileio import load
 
-from ...openmmlab.config_files import PACKAGE, TOOLBOXES, find_configs, similar
+from ...openmmlab.config_files import PACKAGE, TOOLBOXES, find_configs, find_similar
 from ...openmmlab.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def find_weights(weights: str) -> str:
                 for model in loaded.get('Models') or [] if isinstance(loaded, dict) else loaded:
                     if model['Name'] == weights and model.get('Weights'):
                         return str(model['Weights'])
-    similar_names = similar(weights, names)
+    similar_names = find_similar(weights, names)
     raise ConfigError(
         f'--weights takes a file, an address or the name of a model with published weights, got {weights!r}, '
         'which is none of them' + (f'; did you mean {", ".join(similar_names)}?' if similar_names else '')

@@ -13,7 +13,7 @@ from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
-from ...openmmlab.compat import checkpoint_loaders, download_by
+from ...openmmlab.compat import download_by, list_checkpoint_loaders
 from .completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_names, read_dataset_meta
 from .exact_resume import START_ANEW_HINT, check_resumable, restore_training_state
 
@@ -36,7 +36,7 @@ def install_checkpoint_loaders(unsafe: bool = False) -> None:
     schemes = ('', 'file://', 'http://', 'https://')
     CheckpointLoader.register_scheme(schemes, load_from_file_or_address, force=True)
     download_by(load_from_file_or_address)
-    for prefix, loader in checkpoint_loaders().items():
+    for prefix, loader in list_checkpoint_loaders().items():
         if prefix not in schemes and not hasattr(loader, '__wrapped__'):
             CheckpointLoader.register_scheme(prefix, _read_safely(loader), force=True)
 

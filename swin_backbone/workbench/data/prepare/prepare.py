@@ -65,12 +65,11 @@ def prepare(
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
         annotations: a file or folder, if they are not below `data`.
-        classes: names. Default: from files.
-        scope: toolbox whose models take the data: 'mmdet' for objects, 'mmseg' for labels of pixels, 'mmpretrain' for
-            classes of pictures.
+        classes: names of the classes. Default: from files.
+        scope: 'mmdet' for objects, 'mmseg' for labels of pixels, 'mmpretrain' for classes of pictures.
         with_masks: the model takes masks of objects.
         skip_unreadable: leave out pictures whose size cannot be read, where annotations need the size.
-        indices_folder: of all indices. Default: by the variable SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
+        indices_folder: folder of all indices. Default: SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
 
     Raises:
         ValueError: if there is no such file or folder, or for another toolbox.
