@@ -15,7 +15,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
-from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, WEIGHT_URLS, Arch
+from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, Arch
+from ..checkpoints.published import WEIGHT_URLS
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from .any_origin import accept_any_origin, fit_any_origin

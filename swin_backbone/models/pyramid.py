@@ -242,7 +242,7 @@ class SwinPyramid(nn.Module):
         emitted = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
         if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
             x_BCHW = x_BCHW.float()  # autocast does not cast float64
-        with symbolic_views() if is_exporting() else nullcontext():
+        with symbolic_views() if is_exporting() else nullcontext():  # `symbolic_views` asks again; eager mode skips it
             x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
                 x_BHWC = hide(x_BHWC)

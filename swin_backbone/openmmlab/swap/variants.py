@@ -2,7 +2,8 @@
 
 from typing import Any, Literal, NamedTuple, Optional
 
-from ...archs import ARCHS, WEIGHT_URLS, Arch
+from ...archs import ARCHS, Arch
+from ...checkpoints.published import WEIGHT_URLS
 
 Task = Literal['detection', 'segmentation', 'classification']
 
