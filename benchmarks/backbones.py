@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone, accelerate
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.options import ShapeAction, positive
 from swin_backbone.outputs import check_outputs

@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads the variable when a kernel is defined
 
 from swin_backbone import ARCHS, SwinBackbone
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 from swin_backbone.options import positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole

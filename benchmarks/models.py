@@ -40,7 +40,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from swin_backbone import mixed_precision
-from swin_backbone.command_line import ANY_ERROR, Parser, exit_with_message, run
+from swin_backbone.commands import ANY_ERROR, Parser, exit_with_message, run
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab.layers.extension import replace_layers
 from swin_backbone.openmmlab.layers.memory_format import prepare_convolutions

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 from swin_backbone.devices import processor
 from swin_backbone.openmmlab.mmcv_ops import ext
 from swin_backbone.options import positive

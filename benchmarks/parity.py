@@ -39,7 +39,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 from swin_backbone.options import positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from .command_line import run
-from .info import print_info
+from .commands import run
+from .commands.info import print_info
 
 # By command: the file in tools/, and the help
 TOOLS = {

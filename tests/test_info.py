@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT, run_python
 from helpers.kernels import refusal
 
-from swin_backbone import info
+from swin_backbone.commands import info
 from swin_backbone.version import __version__
 
 

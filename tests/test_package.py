@@ -48,7 +48,7 @@ ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
 DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
 COMPUTE = {'kernels', 'models', 'compat.py', 'modes.py', 'positions.py'}
 # Modules that list devices, and compute nothing.
-ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'workbench'}
+ASK_FOR_DEVICES = {'commands', 'devices.py', 'openmmlab', 'workbench'}
 
 
 def arrows():

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number_from, positive
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole

@@ -10,7 +10,7 @@ import argparse
 
 from rich.console import Console
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number_from, positive
 
 

@@ -5,7 +5,7 @@ python tools/convert_checkpoint.py IN OUT --to FORMAT
 
 import argparse
 
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 
 
 def parse_args() -> argparse.Namespace:

@@ -10,7 +10,7 @@ a runtime runs the model, and the outputs are compared with PyTorch. --pictures 
 import argparse
 import json
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import describe_unused_options
 
 

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swin_backbone.command_line import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
+from swin_backbone.commands import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
 from swin_backbone.options import ARGUMENTS, describe_unused_options, positive
 
 if TYPE_CHECKING:

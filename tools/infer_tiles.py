@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from swin_backbone.command_line import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
+from swin_backbone.commands import ANY_ERROR, PREDICTOR_OPTIONS, Parser, exit_with_message, make_predictor, run
 from swin_backbone.options import ARGUMENTS, describe_unused_options, positive, whole_from
 
 

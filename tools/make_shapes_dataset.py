@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 from swin_backbone.options import number_from, positive, whole_from
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole

@@ -9,7 +9,7 @@ a single resumed training.
 import argparse
 from pathlib import Path
 
-from swin_backbone.command_line import Parser, exit_with_message, run
+from swin_backbone.commands import Parser, exit_with_message, run
 from swin_backbone.outputs import check_outputs
 
 

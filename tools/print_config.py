@@ -8,7 +8,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import TRAINING_OPTIONS
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole

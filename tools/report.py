@@ -25,7 +25,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 
 OPTIONS_WITH_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 'debug'}
 

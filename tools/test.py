@@ -10,7 +10,7 @@ DIR is a folder of tools/export.py. The exported model runs in its runtime, with
 import argparse
 from contextlib import ExitStack
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import describe_unused_options, number_from
 
 

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, USER_ERRORS, Parser, exit_with_message, make_job, run
+from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, USER_ERRORS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import ShapeAction, positive, whole_from
 from swin_backbone.outputs import check_outputs
 

@@ -14,7 +14,7 @@ import mmengine.logging
 import pytest
 from helpers import ROOT, run_python
 
-from swin_backbone import command_line
+from swin_backbone import commands
 from swin_backbone.checkpoints import FORMATS
 from swin_backbone.options import ARGUMENTS
 from swin_backbone.workbench.configs.visualizer import VIS_BACKENDS
@@ -43,7 +43,7 @@ COMMANDS = [
     ],
 )
 def test_amp_takes_a_dtype_and_no_config(words, dtype):
-    parser = command_line.Parser()
+    parser = commands.Parser()
     parser.add('config amp debug')
     args = parser.parse_args(words.split())
     assert (args.config, args.amp) == ('CONFIG', dtype)
@@ -59,7 +59,7 @@ def test_amp_takes_a_dtype_and_no_config(words, dtype):
     ],
 )
 def test_resume_takes_a_checkpoint_and_no_config(words, config, resume):
-    parser = command_line.Parser()
+    parser = commands.Parser()
     parser.add('config resume')
     args = parser.parse_args(words.split())
     assert (args.config, args.resume) == (config, resume)
@@ -76,7 +76,7 @@ def test_resume_takes_a_checkpoint_and_no_config(words, config, resume):
     ],
 )
 def test_an_unknown_option_is_answered_with_a_similar_one(word, hint, capsys):
-    parser = command_line.Parser()
+    parser = commands.Parser()
     parser.add('config batch shape weights work_dir cfg_options')
     with pytest.raises(SystemExit, match='2'):
         parser.parse_args(['config.py', word])
@@ -84,16 +84,16 @@ def test_an_unknown_option_is_answered_with_a_similar_one(word, hint, capsys):
 
 
 def test_names_of_other_programs_are_not_ours():
-    assert not set(command_line.OTHER_NAMES) & set(ARGUMENTS)
-    assert set(command_line.OTHER_NAMES.values()) <= set(ARGUMENTS)
+    assert not set(commands.OTHER_NAMES) & set(ARGUMENTS)
+    assert set(commands.OTHER_NAMES.values()) <= set(ARGUMENTS)
 
 
 @pytest.mark.parametrize(('name', 'words'), [('checkpoint', ['config.py']), ('weights', ['--weights', 'config.py'])])
 def test_swapped_arguments_are_named(name, words):
-    parser = command_line.Parser()
-    parser.add(f'{command_line.JOB_OPTIONS} {name}')
+    parser = commands.Parser()
+    parser.add(f'{commands.JOB_OPTIONS} {name}')
     with pytest.raises(ValueError, match=r'got x\.pth config\.py: arguments swapped\?'):
-        command_line.make_job(parser.parse_args(['x.pth', *words]))
+        commands.make_job(parser.parse_args(['x.pth', *words]))
 
 
 @pytest.mark.parametrize('tool', COMMANDS)
@@ -115,7 +115,7 @@ def start(*words, stdout=subprocess.PIPE, folder=ROOT):
 
 PROGRAM = """
 import logging, sys
-from swin_backbone.command_line import run
+from swin_backbone.commands import run
 logger = logging.getLogger()
 logger.addHandler(logging.StreamHandler(sys.stdout))
 def main():
@@ -152,7 +152,7 @@ WRITER = """
 import os, signal, sys, time
 from pathlib import Path
 
-from swin_backbone.command_line import run
+from swin_backbone.commands import run
 from swin_backbone.workbench.export.export import new_folder
 
 def main():
@@ -186,7 +186,7 @@ def test_a_signal_leaves_nothing_half_written(tmp_path, record_fault, number):
 
 CONVERTS = """
 import os, signal
-from swin_backbone.command_line import run
+from swin_backbone.commands import run
 
 def main():
     try:
@@ -206,7 +206,7 @@ def test_ctrl_c_is_a_line_whatever_a_library_makes_of_it(record_fault):
 
 
 FULL = """
-from swin_backbone.command_line import run
+from swin_backbone.commands import run
 
 def main():
     raise OSError(28, 'No space left on device', 'out/a.json')
@@ -230,18 +230,18 @@ def test_another_broken_pipe_is_an_error(capfd):
             pipe.write(b'x')
 
     with pytest.raises(BrokenPipeError):
-        command_line.run(main)
+        commands.run(main)
     assert capfd.readouterr().out == ''
 
 
 def test_debug_messages_of_toolboxes_are_not_printed(capsys):
     def main():
-        command_line.import_package()
+        commands.import_package()
         mmengine.logging.print_log('missing', level=logging.DEBUG)
         mmengine.logging.print_log('said')
 
     with pytest.raises(SystemExit) as end:
-        command_line.run(main)
+        commands.run(main)
     assert (end.value.code, capsys.readouterr().out) == (None, 'said\n')
 
 

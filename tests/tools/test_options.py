@@ -10,7 +10,7 @@ from helpers.in_process import error_of, run_well
 from helpers.openmmlab.own_data import DETECTION, detection, make_own_data
 
 from swin_backbone import load
-from swin_backbone.command_line import Parser
+from swin_backbone.commands import Parser
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, describe_unused_options

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from helpers.versions import needs_interpreter
 
 from swin_backbone.kernels.triton import attention, tiles

@@ -42,7 +42,7 @@ FAILED = 'try:\n    import mmcv.ops\nexcept ImportError:\n    pass\nelse:\n    r
 
 def test_mmcv_works_without_its_operators_and_one_line_says_so():
     """An earlier import of mmcv.ops failed."""
-    info = 'from swin_backbone import info\nprint(info._try(info._operators))\n'
+    info = 'from swin_backbone.commands import info\nprint(info._try(info._operators))\n'
     result = run_python('-c', WITHOUT + FAILED + 'import swin_backbone' + CALLS + info)
     printed = [line for line in result.stdout.splitlines() if 'stand in' not in line]
     assert printed[:3] == ['[1, 2]', '18.0', 'swin_backbone.openmmlab.mmcv_ops.ext']

@@ -18,7 +18,7 @@ import pytest
 from helpers import ROOT
 from helpers.openmmlab.every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
 
-from swin_backbone.info import stack
+from swin_backbone.commands.info import stack
 
 RESULTS = ROOT / 'work_dirs' / 'swap'
 DOCS = ROOT / 'docs' / 'measurements' / 'swap.md'

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
-from .silence import silent
-from .version import __version__
+from ..silence import silent
+from ..version import __version__
 
 # Distributions by module. Two installed distributions of one module overwrite each other.
 STACK = {
@@ -41,7 +41,7 @@ Fact = tuple[str, str]
 def print_info() -> None:
     """Print all facts, section by section; before a crash the section is printed."""
     with suppress(ImportError):
-        from .workbench.process import prepare_process
+        from ..workbench.process import prepare_process
 
         prepare_process()
     for title, facts in SECTIONS.items():
@@ -51,7 +51,7 @@ def print_info() -> None:
 
 
 def _system() -> Iterator[Fact]:
-    yield 'swin_backbone', f'{__version__}, in {_shorten(Path(__file__).parent)}'
+    yield 'swin_backbone', f'{__version__}, in {_shorten(Path(__file__).parents[1])}'
     yield 'Python', f'{platform.python_version()} ({platform.python_implementation()}), in {_shorten(sys.prefix)}'
     yield 'system', platform.platform()
     names = sorted(name for name in os.environ if name in RELEVANT_VARIABLES or name.startswith(PREFIX))
@@ -96,7 +96,7 @@ def _imports() -> Iterator[Fact]:
 
 
 def _operators() -> str:
-    from .openmmlab.mmcv_ops import in_use, put_in_place
+    from ..openmmlab.mmcv_ops import in_use, put_in_place
 
     put_in_place()
     return in_use()
@@ -120,7 +120,7 @@ def _devices() -> Iterator[Fact]:
 
 def _processor() -> str:
     try:
-        from .devices import processor
+        from ..devices import processor
     except ImportError:  # torch or mmcv is missing
         return f'{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs'
     return processor()
@@ -129,7 +129,7 @@ def _processor() -> str:
 def _cuda() -> str:
     import torch
 
-    from .compat import allows_tf32
+    from ..compat import allows_tf32
 
     if torch.version.cuda is None:
         return 'torch is a build without CUDA'
@@ -163,13 +163,13 @@ def _saved_blocks(dtype_name: str) -> str:
     """Return which blocks save activations for the backward pass, and why."""
     import torch
 
-    from .kernels.native.saved_blocks import choose_saved_blocks
+    from ..kernels.native.saved_blocks import choose_saved_blocks
 
     return choose_saved_blocks(getattr(torch, dtype_name)).reason
 
 
 def _library() -> str:
-    from .kernels.native.library import load_library
+    from ..kernels.native.library import load_library
 
     library, reason = load_library()
     if library is None:
@@ -181,10 +181,10 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from .kernels.native.availability import find_reason_against
-    from .kernels.triton.planning import find_reason_against_attention
-    from .models import SwinBackbone
-    from .models.windows import Windows
+    from ..kernels.native.availability import find_reason_against
+    from ..kernels.triton.planning import find_reason_against_attention
+    from ..models import SwinBackbone
+    from ..models.windows import Windows
 
     kind, x, windows = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device), Windows(7, 7, (7, 7), (3, 3))
     attention = SwinBackbone(depths=(1,), num_heads=(3,), out_indices=(0,)).stages[0].blocks[0].attn.w_msa
