@@ -41,7 +41,7 @@ def download_by(load: Callable[..., Any]) -> None:
 def print_no_debug_messages() -> None:
     """Silence messages of level DEBUG in mmengine's `print_log`.
 
-    Without a logger, `print_log` prints messages of all levels, as of missing optional packages.
+    Without a logger, `print_log` prints messages of all levels, for example on missing optional packages.
     """
     from mmengine import logging as mmengine_logging
 

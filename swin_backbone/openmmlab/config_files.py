@@ -89,7 +89,7 @@ def add_custom_import(cfg: Config) -> None:
 
 
 def _suggest(path: str) -> str:
-    """Return similar configs of the package or folder of `path`, or of all packages for a name alone, for an error."""
+    """Return similar configs of the package or folder of `path`, or of all packages for a bare name, for an error."""
     prefix, colons, name = path.partition('::')
     file = Path(name if colons else path)
     names: dict[str, str] = {}

@@ -19,7 +19,7 @@ def walk(
     Entries of a dict may change while the dict is yielded.
 
     Args:
-        key: of the part.
+        key: key of the part.
         enters: returns whether an entry is walked, by its name or its index in a list, and its value.
     """
     yield key, node
@@ -36,8 +36,8 @@ def iter_parts(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]
 
 def type_name(part: dict[str, Any]) -> str:
     """Return the name of a part's class without the prefix of a toolbox."""
-    kind = part['type']
-    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
+    cls = part['type']
+    return cls.rpartition('.')[2] if isinstance(cls, str) else getattr(cls, '__name__', str(cls))
 
 
 def find_class(part: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:

@@ -69,7 +69,7 @@ COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # messages with key 
 def describe_error(error: BaseException) -> str:
     """Return an error in one line with key and file of the config, as `model.neck of a.py: AssertionError: ...`.
 
-    Without a config in the traceback, the line is the message alone.
+    Without a config in the traceback, the line is only the message.
     """
     if isinstance(error, DataError):  # torch puts the traceback of a worker process before the message
         return str(error).rpartition(WHERE)[2].strip()
@@ -107,8 +107,8 @@ def _find_config_place(error: BaseException) -> str:
     if cfg is None:
         return ''
     for frame in reversed(frames):
-        for kind, settings in _iter_objects(frame):
-            parts = [(key, part) for key, part in iter_parts(cfg) if type_name(part) == kind]
+        for name, settings in _iter_objects(frame):
+            parts = [(key, part) for key, part in iter_parts(cfg) if type_name(part) == name]
             if parts:
                 key, _ = max(parts, key=lambda item: (item[1] == settings, _count_equal(item[1], settings)))
                 return f'{key} of {cfg.filename}' if cfg.filename else key
@@ -116,7 +116,7 @@ def _find_config_place(error: BaseException) -> str:
 
 
 def _iter_objects(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield class and settings of the config parts among a frame's variables, then of the method's object.
+    """Yield class name and settings of the config parts among a frame's variables, then of the method's object.
 
     Functions of this folder and of the workbench are left out, because their errors name a key. Constructors are left
     out, because the caller has the config, and a new object has few attributes.
@@ -133,7 +133,7 @@ def _iter_objects(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _find_config(frame: FrameType) -> Optional[Config]:
     """Return the config among the local variables of a frame."""
-    for name in ('cfg', 'runner', 'self'):
+    for name in ('cfg', 'runner', 'self'):  # see the head of this file
         value = frame.f_locals.get(name)
         value = vars(value).get('cfg') if name != 'cfg' and hasattr(value, '__dict__') else value
         if isinstance(value, Config):

@@ -26,7 +26,7 @@ AMP_DTYPES = ('auto', 'float16', 'bfloat16')  # of `mixed_precision` and --amp
 # Methods of a head behind its forward: losses, targets, softmax, boxes, NMS, masks.
 BEHIND_FORWARD = ('loss_by_feat', 'loss_and_target', 'predict_by_feat', '_get_loss', '_get_predictions')
 
-# TOOD samples at offsets, which bfloat16 rounds, by an operator of mmcv for float32 alone.
+# TOOD samples at offsets, which bfloat16 rounds, by an operator of mmcv that takes only float32.
 SAMPLING = 'deform_sampling'
 
 Method = Callable[..., Any]
@@ -80,7 +80,7 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = Fa
     Args:
         model: a model of mmdet, mmseg or mmpretrain.
         dtype: 'bfloat16', 'float16', or 'auto' for bfloat16 on a CPU and float16 on a GPU. In float16 the context is
-            torch's autocast alone.
+            only torch's autocast.
         keep_casts: keep the half-precision copy of each weight until the context ends, in place of a cast in each
             layer's call. Weights that change in the context are then not read.
 

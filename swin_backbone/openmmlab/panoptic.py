@@ -51,7 +51,7 @@ class PQStat:
         """Return the means over categories with segments and their number `n`, and the values of each category.
 
         Args:
-            isthing: of the counted categories. None: all.
+            isthing: value of the counted categories. None: all.
         """
         values = {}
         for category_id in (key for key, category in categories.items() if isthing in (None, category['isthing'] == 1)):

@@ -41,7 +41,7 @@ def give_numba_a_cache() -> None:
         cache = cache.parent
     if 'NUMBA_CACHE_DIR' not in os.environ and not os.access(cache, os.W_OK | os.X_OK):
         with suppress(OSError):  # nor is there a temporary folder
-            # Of this process alone, because numba runs what is cached.
+            # Only of this process, because numba runs what is cached.
             os.environ['NUMBA_CACHE_DIR'] = folder = tempfile.mkdtemp()
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
@@ -49,7 +49,7 @@ def give_numba_a_cache() -> None:
 def leave_out_broken_torchvision() -> None:
     """Hide a torchvision that cannot be imported, with a warning.
 
-    mmengine writes versions to the log, and catches an ImportError alone.
+    mmengine writes versions to the log, and catches only an ImportError.
     """
     error = import_torchvision()
     if error is not None:

@@ -46,7 +46,7 @@ def combine(config: Config, options: Options, data: Optional[UserData] = None) -
     """Return a config with another backbone, other data, and `cfg_options`. `config` stays unchanged.
 
     Args:
-        config: of mmdet, mmseg or mmpretrain.
+        config: a config of mmdet, mmseg or mmpretrain.
         options: `backbone`, `at` and `recipe` of a swap, `cfg_options`, `workers`, `work_dir` and `launcher`.
         data: takes the place of the config's data sets, evaluators and numbers of classes.
 
@@ -111,7 +111,7 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
     """Return the training of a config, which stays unchanged. Data sets are read if the options need them.
 
     Args:
-        config: of `combine`.
+        config: the result of `combine`.
         options: settings of the training, `cfg_options`, `amp`, `weights`, `resume`, `vis` and `launcher`.
         data: the data of the user, if `config` has them.
 

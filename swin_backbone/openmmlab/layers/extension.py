@@ -22,11 +22,11 @@ LAYER_FILES = {
 def replace_layers(model: nn.Module) -> None:
     """Replace layers of the toolboxes by this package's layers of the same name, in place."""
     for module in model.modules():
-        kind = type(module)
-        file = LAYER_FILES.get((kind.__module__.split('.')[0], kind.__name__))
+        cls = type(module)
+        file = LAYER_FILES.get((cls.__module__.split('.')[0], cls.__name__))
         if file is not None:
-            replacement = getattr(import_module(f'.{file}', __package__), kind.__name__)
-            if replacement.__mro__[1] is kind:  # not another layer of the same name
+            replacement = getattr(import_module(f'.{file}', __package__), cls.__name__)
+            if replacement.__mro__[1] is cls:  # not another layer of the same name
                 module.__class__ = replacement
 
 

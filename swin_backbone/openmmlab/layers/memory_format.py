@@ -17,7 +17,7 @@ TESTED = {
 }
 ELEMENTARY = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
 AROUND_LAYERS = ('detectors', 'segmentors', 'data_preprocessors', 'data_preprocessor', 'losses')
-TORCH_ALONE = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without an operator of mmcv on a CPU
+ONLY_TORCH = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without an operator of mmcv on a CPU
 
 
 def takes_float32_maps(module: nn.Module) -> bool:
@@ -28,8 +28,8 @@ def takes_float32_maps(module: nn.Module) -> bool:
     """
     if hasattr(module, 'roi_layers'):
         return not type(module).__module__.startswith('swin_backbone')
-    kind = type(module)
-    return kind.__module__.startswith('mmcv.ops') and kind.__name__ not in TORCH_ALONE and in_use() == 'compiled'
+    cls = type(module)
+    return cls.__module__.startswith('mmcv.ops') and cls.__name__ not in ONLY_TORCH and in_use() == 'compiled'
 
 
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:

@@ -51,9 +51,9 @@ class SingleRoIExtractor(OfMMDet):
         return align_by_level(feats, rois, levels_R, settings)
 
 
-@hidden_from_compiler  # the numbers of regions are known at run time alone
+@hidden_from_compiler  # the numbers of regions are known only at run time
 def align_by_level(feats: Sequence[Tensor], rois_R5: Tensor, levels_R: Tensor, settings: list[Any]) -> Tensor:
-    """Return the features (R, C, I, J) of regions, each from the map of its level; `settings` are those of the maps."""
+    """Return the features (R, C, I, J) of regions, each from the map of its level; `settings` belong to the maps."""
     levels_R, order_R = levels_R.sort(stable=True)
     counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
     align: Any = _RoIAlign
@@ -75,8 +75,8 @@ class _RoIAlign(torch.autograd.Function):
         ctx.maps = [(x.shape, x.stride(), x.dtype) for x in maps]
         pooled_RCIJ = maps[0].new_empty(len(rois_R5), maps[0].shape[1], *settings[0][:2])
         none = maps[0].new_empty(0)
-        parts = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
-        for map_BCHW, of_level_R5, of_level_RCIJ, setting in parts:
+        by_level = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
+        for map_BCHW, of_level_R5, of_level_RCIJ, setting in by_level:
             roi_align_forward(map_BCHW, of_level_R5, of_level_RCIJ, none, none, *setting)
         return pooled_RCIJ
 
@@ -87,8 +87,8 @@ class _RoIAlign(torch.autograd.Function):
         grad_RCIJ = grad_RCIJ.contiguous()
         none = grad_RCIJ.new_empty(0)
         grads = []
-        parts = zip(ctx.maps, rois_R5.split(ctx.counts), grad_RCIJ.split(ctx.counts), ctx.settings)
-        for (shape, stride, dtype), of_level_R5, of_level_RCIJ, setting in parts:
+        by_level = zip(ctx.maps, rois_R5.split(ctx.counts), grad_RCIJ.split(ctx.counts), ctx.settings)
+        for (shape, stride, dtype), of_level_R5, of_level_RCIJ, setting in by_level:
             grad_BCHW = torch.empty_strided(shape, stride, dtype=dtype, device=grad_RCIJ.device).zero_()
             roi_align_backward(of_level_RCIJ, of_level_R5, none, none, grad_BCHW, *setting)
             grads.append(grad_BCHW)

@@ -92,7 +92,7 @@ def conv_of_resized(
         maps: (B, C_i, h_i, w_i); the first map has the size (H, W).
         weight: (D, sum of C_i, 3, 3).
         bias: (D,) or None.
-        cache: of packed weights of the first map, see `conv_3x3`.
+        cache: cache of packed weights of the first map, see `conv_3x3`.
 
     Returns:
         (B, D, H, W).

@@ -122,19 +122,19 @@ def corner_rows(image: Tensor, y: Tensor, x: Tensor, shape: torch.Size) -> tuple
     return rows + image[..., None] * (height * width), weights
 
 
-def pool_bags(x_BCHW: Tensor, bags_of_parts: Iterable[tuple[slice, Bags]], output: Tensor) -> None:
+def pool_bags(x_BCHW: Tensor, bags_of_spans: Iterable[tuple[slice, Bags]], output: Tensor) -> None:
     """Write the sums of bags into `output` (R, C, I, J). The bags are the bins of slices of regions."""
     map_MC = as_rows(x_BCHW)
     _, channels, height, width = output.shape
-    for part, bags in bags_of_parts:
-        output[part] = sum_bags(map_MC, bags).view(-1, height, width, channels).permute(0, 3, 1, 2).to(output)
+    for span, bags in bags_of_spans:
+        output[span] = sum_bags(map_MC, bags).view(-1, height, width, channels).permute(0, 3, 1, 2).to(output)
 
 
-def unpool_bags(grad_output: Tensor, bags_of_parts: Iterable[tuple[slice, Bags]], grad_BCHW: Tensor) -> None:
+def unpool_bags(grad_output: Tensor, bags_of_spans: Iterable[tuple[slice, Bags]], grad_BCHW: Tensor) -> None:
     """Add the gradient of `pool_bags` in the maps to `grad_BCHW`."""
     batch, channels, height, width = grad_BCHW.shape
-    for part, bags in bags_of_parts:
-        grad_MC = spread_bags(as_rows(grad_output[part]), bags, batch * height * width)
+    for span, bags in bags_of_spans:
+        grad_MC = spread_bags(as_rows(grad_output[span]), bags, batch * height * width)
         grad_BCHW += grad_MC.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 

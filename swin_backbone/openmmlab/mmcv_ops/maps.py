@@ -15,7 +15,7 @@ def carafe_forward(
     Args:
         features: (B, C, H, W).
         masks: (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor).
-        rfeatures: gets the features for `carafe_backward`; `routput` and `rmasks` of mmcv are unused.
+        rfeatures: receives the features for `carafe_backward`; `routput` and `rmasks` of mmcv are unused.
         output: (B, C, H * scale_factor, W * scale_factor).
     """
     rfeatures.copy_(features)

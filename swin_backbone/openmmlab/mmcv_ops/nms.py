@@ -54,8 +54,8 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], block
     rest = torch.arange(len(boxes_N), device=boxes_N.device)
     while len(rest):
         head, rest = rest[:block], rest[block:]
-        better = boxes_N[head].split(BOXES_OF_A_BLOCK)  # a part's numbers take less memory
-        head = head[_kept_of_block(torch.cat([overlaps(part, boxes_N[head]) for part in better]))]
+        better = boxes_N[head].split(BOXES_OF_A_BLOCK)  # a block's numbers take less memory
+        head = head[_kept_of_block(torch.cat([overlaps(block, boxes_N[head]) for block in better]))]
         kept.append(head)
         if len(rest):
             rest = rest[~overlaps(boxes_N[head], boxes_N[rest]).any(0)]
@@ -97,7 +97,7 @@ def softnms(
     """Lower the scores of boxes that overlap a chosen box, and drop boxes below `min_score` (Soft-NMS).
 
     Args:
-        dets: (N, 5), gets the chosen boxes with the scores of their choice.
+        dets: (N, 5), receives the chosen boxes with the scores of their choice.
         method: 0 sets the score to 0, 1 multiplies by 1 - IoU, from `iou_threshold` on; 2 multiplies by
             exp(-IoU^2 / sigma).
 

@@ -54,8 +54,8 @@ def shape_overlaps(first: Tensor, second: Tensor, over_first: bool = False) -> T
     shared = torch.zeros(real.shape, dtype=first.dtype, device=first.device)
     first, second = torch.broadcast_tensors(first, second)
     for begin in range(0, len(pairs), MAX_PAIRS):
-        part = tuple(pairs[begin : begin + MAX_PAIRS].unbind(1))
-        shared[part] = _shared_areas(first[part], second[part])
+        pair_index = tuple(pairs[begin : begin + MAX_PAIRS].unbind(1))
+        shared[pair_index] = _shared_areas(first[pair_index], second[pair_index])
     return torch.where(real, shared / (area_1 if over_first else area_1 + area_2 - shared), 0)
 
 

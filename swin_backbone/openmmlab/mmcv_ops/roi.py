@@ -21,7 +21,7 @@ class Pooling(NamedTuple):
     """Settings of RoIAlign.
 
     Attributes:
-        bins: of a region, down and across.
+        bins: numbers of bins of a region, down and across.
         scale: side of a region on the map, divided by the side in `rois_R5`.
         sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
         aligned: whether the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
@@ -40,7 +40,7 @@ def roi_align_forward(
 
     Args:
         argmax_y, argmax_x: unused: mmcv's places of maxima.
-        settings, named: of `_pooling`.
+        settings, named: settings of `_pooling`.
     """
     pooling = _pooling(*settings, **named)
     if providers.library_takes(input) and _has_sizes(input, rois, pooling):
@@ -127,7 +127,7 @@ def mean_bags(
 
     Args:
         image_R: the image of each region.
-        shape: of the maps, (B, C, H, W).
+        shape: shape of the maps, (B, C, H, W).
         turn: function of region and positions along the axes, to y and x on the map.
 
     Raises:
@@ -145,16 +145,16 @@ def mean_bags(
             f'rois: a region with more than {MAX_SAMPLES} samples is far larger than its map: clip it, or set '
             'sampling_ratio'
         )
-    for part in slices_within(cost_R, MAX_ENTRIES // 4):
-        count_P = (down.samples_R[part] * across.samples_R[part]).repeat_interleave(num_bins)
-        number_S, sample_S = number_entries(count_P, sum(cost_R[part]))
-        region_S, bin_S = part.start + number_S // num_bins, number_S % num_bins
+    for span in slices_within(cost_R, MAX_ENTRIES // 4):
+        count_P = (down.samples_R[span] * across.samples_R[span]).repeat_interleave(num_bins)
+        number_S, sample_S = number_entries(count_P, sum(cost_R[span]))
+        region_S, bin_S = span.start + number_S // num_bins, number_S % num_bins
         samples_across_S = across.samples_R[region_S]
         down_S = down.at(region_S, bin_S // across.num_bins, sample_S // samples_across_S)
         across_S = across.at(region_S, bin_S % across.num_bins, sample_S % samples_across_S)
         rows, weights = corner_rows(image_R[region_S], *turn(region_S, down_S, across_S), shape)
         weights = weights / count_P[number_S, None]
-        yield part, Bags(rows.flatten(), weights.flatten(), 4 * (count_P.cumsum(0) - count_P))
+        yield span, Bags(rows.flatten(), weights.flatten(), 4 * (count_P.cumsum(0) - count_P))
 
 
 def _upright_bags(rois: Tensor, pooling: Pooling, shape: torch.Size) -> Iterator[tuple[slice, Bags]]:

@@ -18,7 +18,7 @@ def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **set
     """Pool (R, 6) regions: image, centre, width, height, and angle in radians.
 
     Args:
-        settings: of `_rotated_bags`.
+        settings: settings of `_rotated_bags`.
     """
     pool_bags(input, _rotated_bags(rois, input.shape, **settings), output)
 

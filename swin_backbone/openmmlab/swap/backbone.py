@@ -44,7 +44,7 @@ def swap_backbone(
     """Return a copy of a config with a Swin backbone in place of its own.
 
     All settings that depend on the backbone follow: channels and indices in neck and heads, normalisation of images,
-    pretrained weights, and optimizer. A `SwinTransformer` of the same size gets another `type` alone, and the results
+    pretrained weights, and optimizer. A `SwinTransformer` of the same size gets only another `type`, and the results
     stay equal.
 
     Args:

@@ -53,7 +53,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     if list(channels) == old[::-1] != old:  # of YOLOv3: the deepest map comes first
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
-    if not channels or list(channels) != old[: len(channels)]:  # some necks read the first maps alone
+    if not channels or list(channels) != old[: len(channels)]:  # some necks read only the first maps
         raise ValueError(f'{key}.in_channels is {list(channels)}, and the maps of the backbone have {old}')
     old = old[: len(channels)]
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
@@ -115,7 +115,7 @@ def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]
         raise ValueError(f'{key}.roi_head.shared_head: it is the last stage of the backbone that it was made for')
     old, new = maps.widths()
     used: set[int] = set()
-    for path, node, name in _detection_channels(model, key):
+    for path, node, name in _iter_channel_settings(model, key):
         channels = node[name]
         if isinstance(channels, int) and channels == old[-1]:
             node[name] = new[-1]
@@ -130,17 +130,17 @@ def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]
     return sorted(used)
 
 
-def _detection_channels(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict, str]]:
+def _iter_channel_settings(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict, str]]:
     """Yield (path, dict, name) of each setting with the backbone's channels."""
-    for part, node in model.items():
-        if part.endswith('_head') and isinstance(node, dict):
-            if part == 'roi_head':
-                for inner, child in node.items():
+    for head_name, head in model.items():
+        if head_name.endswith('_head') and isinstance(head, dict):
+            if head_name == 'roi_head':
+                for inner, child in head.items():
                     name = 'out_channels' if inner.endswith('roi_extractor') else 'in_channels'
                     if isinstance(child, dict) and name in child:
-                        yield f'{key}.{part}.{inner}', child, name
-            elif 'in_channels' in node:
-                yield f'{key}.{part}', node, 'in_channels'
+                        yield f'{key}.{head_name}.{inner}', child, name
+            elif 'in_channels' in head:
+                yield f'{key}.{head_name}', head, 'in_channels'
 
 
 def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool) -> list[int]:

@@ -29,7 +29,7 @@ class MapShape(NamedTuple):
 
     @property
     def is_vector(self) -> bool:
-        """Return whether the output is one vector per image, as of some backbones of mmpretrain."""
+        """Return whether the output is one vector per image, as some backbones of mmpretrain emit."""
         return self.stride == math.inf
 
 
@@ -42,7 +42,7 @@ def find_backbone_maps(backbone: dict[str, Any], key: str, vectors: bool = False
     Raises:
         ValueError: if the backbone cannot be built, emits no feature maps, or emits different maps in training.
     """
-    side = backbone.get('img_size', PROBE_SIDE)  # some ViTs take this size alone
+    side = backbone.get('img_size', PROBE_SIDE)  # some ViTs take only this size
     own_side = side if isinstance(side, int) else side[1]
 
     def image(device: str, side: int) -> Tensor:

@@ -7,7 +7,7 @@ from ...checkpoints.published import WEIGHT_URLS
 
 Task = Literal['detection', 'segmentation', 'classification']
 
-# For 300 epochs of ImageNet-1K (section 4.1). The paper trains Large on ImageNet-22K alone; here it is as Base.
+# For 300 epochs of ImageNet-1K (section 4.1). The paper trains Large only on ImageNet-22K; here it is as Base.
 CLASSIFIERS_DROP_PATH_RATE = dict(tiny=0.2, small=0.3, base=0.5, large=0.5)
 
 

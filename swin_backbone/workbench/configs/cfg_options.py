@@ -84,7 +84,7 @@ def get_setting(cfg: Config, key: str) -> Any:
 
 
 def _set(cfg: Config, path: list[str], value: Any, adds: bool) -> None:
-    """Set a value, also in a list: mmengine's `merge_from_dict` replaces elements of lists by dicts alone."""
+    """Set a value, also in a list: mmengine's `merge_from_dict` replaces elements of lists only by dicts."""
     node: Any = cfg._cfg_dict
     for depth, name in enumerate(path):
         key: Any = name

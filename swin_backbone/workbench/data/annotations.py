@@ -104,7 +104,7 @@ def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
 def uses_masks(cfg: Config) -> bool:
     """Return whether a config trains or tests on the masks of objects."""
     phases = ('train', 'val', 'test')
-    keys = [*(f'{phase}_{part}' for phase in phases for part in ('dataloader', 'evaluator')), 'custom_hooks']
+    keys = [*(f'{phase}_{name}' for phase in phases for name in ('dataloader', 'evaluator')), 'custom_hooks']
     return any(
         isinstance(part, dict) and (part.get('with_mask') or 'segm' in str(part.get('metric')))
         for key in keys

@@ -28,8 +28,8 @@ class EpochPlan(NamedTuple):
 
     Args:
         num_pictures: number of pictures, with repetitions.
-        oversample_thrs: of ClassBalancedDataset by the key of a data set, with `--balance`.
-        class_weights: of a segmentor's cross entropy, with `--balance`.
+        oversample_thrs: thresholds of ClassBalancedDataset by the key of a data set, with `--balance`.
+        class_weights: weights of a segmentor's cross entropy, with `--balance`.
         line: what `--balance` changes.
     """
 

@@ -38,7 +38,7 @@ class Report:
     """Report of one data set.
 
     Args:
-        name: of the phase, with the key of the data set among several.
+        name: name of the phase or, of several data sets, the key of the data set.
         rows: for the table, by their names.
         classes: how many objects, or pixels of the labels looked at, each class has.
         errors: faults that prevent a correct training.

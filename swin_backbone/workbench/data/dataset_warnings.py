@@ -84,7 +84,7 @@ def count_left_out(
 
     Args:
         dataset: with the transforms that load annotations.
-        annotations: of the file; None without one in a known format.
+        annotations: content of the file; None without one in a known format.
         is_trained_on: run these transforms, and require an object for the losses.
         seconds: time limit for the transforms, on pictures in random order.
 

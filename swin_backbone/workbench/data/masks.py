@@ -1,6 +1,6 @@
 """A check of masks before pycocotools reads them: a wrong polygon or RLE makes it read and write outside of its memory.
 
-The file imports numpy alone.
+The file imports only numpy.
 """
 
 import math

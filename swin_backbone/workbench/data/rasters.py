@@ -38,8 +38,8 @@ class Raster(NamedTuple):
     Attributes:
         size: height and width.
         bands: number of bands.
-        dtype: of the stored values.
-        bits: of a stored value.
+        dtype: dtype of the stored values.
+        bits: number of bits of a stored value.
         read: returns the stored bands (H, W, C) of rows and columns, or raises an OSError with the file's name. Further
             bands than the wanted number are left out.
         colours: RGB of each value of a palette, (values, 3) uint8; None without a palette.
@@ -90,7 +90,7 @@ def read_tiff(data: bytes, name: str, color_type: str = 'color') -> NDArray[Any]
 
     Args:
         data: contents of the file.
-        name: of the file, for errors.
+        name: name of the file, for errors.
         color_type: of mmcv's `LoadImageFromFile`. 'color': BGR, (H, W, 3) uint8; 'grayscale': (H, W) uint8; both turned
             by the orientation tag, unless '_ignore_orientation' follows; 'unchanged': the stored values, (H, W) or (H,
             W, C), with the first three bands as BGR.
@@ -238,10 +238,10 @@ def open_gdal(
     """Open a raster with rasterio.
 
     Args:
-        address: of the file for GDAL.
+        address: the file's address for GDAL.
         name: for errors.
         tags: see `read_tiff_tags`.
-        level: of a pyramid; 0 has all pixels.
+        level: level of a pyramid; 0 has all pixels.
         stack: closes the raster; None keeps it open while `read` is in use.
 
     Raises:
@@ -267,13 +267,13 @@ def open_gdal(
     bands = 1 if colours is not None else 3 if is_converted else sum(page.count for page in pages)
 
     def read(rows: Span, columns: Span, max_bands: int) -> NDArray[Any]:
-        parts: list[NDArray[Any]] = []
+        bands_of_pages: list[NDArray[Any]] = []
         with _gdal(f'{name} at rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]}'):
             for page in pages:
-                count = min(page.count, max_bands - sum(map(len, parts)))
+                count = min(page.count, max_bands - sum(map(len, bands_of_pages)))
                 if count > 0:
-                    parts.append(page.read(list(range(1, count + 1)), window=(rows, columns)))
-        bands_CHW: NDArray[Any] = np.concatenate(parts)
+                    bands_of_pages.append(page.read(list(range(1, count + 1)), window=(rows, columns)))
+        bands_CHW: NDArray[Any] = np.concatenate(bands_of_pages)
         return bands_CHW.transpose(1, 2, 0)
 
     return Raster(
@@ -373,10 +373,11 @@ def _require_few_bands(bands: int, name: str) -> None:
 
 
 def _require_photometric(name: str, tags: Mapping[int, Any], allowed: tuple[int, ...]) -> None:
-    kind = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, GREY_OR_RGB[1])
-    if kind not in allowed:
+    interpretation = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, GREY_OR_RGB[1])
+    if interpretation not in allowed:
         names = {5: 'CMYK', 6: 'YCbCr', 8: 'CIELab'}
-        raise OSError(f'{name} has the colours {names.get(kind, kind)} (photometric interpretation): convert it to RGB')
+        colours = names.get(interpretation, interpretation)
+        raise OSError(f'{name} has the colours {colours} (photometric interpretation): convert it to RGB')
 
 
 def _orientation(value: Any) -> int:

@@ -2,7 +2,7 @@
 
 mmengine seeds a process once. Each later number depends on all earlier draws: in the process, in its workers, and in
 validation. Here the generators of Python, numpy and torch (also CUDA's) are seeded before each use, by the run's seed
-and the position. A checkpoint holds the seed alone, for any number of workers.
+and the position. A checkpoint holds only the seed, for any number of workers.
 """
 
 import random
@@ -31,7 +31,7 @@ def seed_rng(*position: int) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Give the generators back their state at the end. They are those of the process: threads take turns."""
+    """Give the generators back their state at the end. The threads of the process share them, and take turns."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with preserve_torch_rng(devices):
         pythons, numpys = random.getstate(), np.random.get_state()

@@ -18,7 +18,7 @@ from .loops import ResumableEpochLoop, ResumableIterLoop
 from .optimizer_state import load_optimizer, step_schedulers
 
 START_ANEW_HINT = 'to start anew from its weights, leave out --resume and set load_from'
-TRAINING_PARTS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
+TRAINING_KEYS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
 
 
 def check_resumable(checkpoint: Any, name: str) -> None:
@@ -27,7 +27,7 @@ def check_resumable(checkpoint: Any, name: str) -> None:
     Raises:
         CheckpointError: if the checkpoint has only weights.
     """
-    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(part), dict) for part in TRAINING_PARTS):
+    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), dict) for key in TRAINING_KEYS):
         raise CheckpointError(
             f'checkpoint {name!r} holds weights, and not the state of a training run: it cannot be resumed; '
             f'{START_ANEW_HINT}'

@@ -64,8 +64,8 @@ def without_code(checkpoint: Any) -> Any:
         return checkpoint
     for *path, name in CONFIGS:
         holder = checkpoint
-        for part in path:
-            holder = holder.get(part) if isinstance(holder, dict) else None
+        for key in path:
+            holder = holder.get(key) if isinstance(holder, dict) else None
         if isinstance(holder, dict):
             holder.pop(name, None)
     return checkpoint

@@ -27,7 +27,7 @@ def compile_parts(model: nn.Module, backend: Union[str, Callable[..., Any]] = 'i
     compile, forward or backward, runs as before, with one warning.
 
     Args:
-        backend: of torch.compile.
+        backend: backend of torch.compile.
     """
     prepare_compiler()
     for name, module in model.named_modules():

@@ -14,8 +14,8 @@ def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
 
     Args:
         step: `val_step` or `test_step`.
-        batch: as of mmengine's `pseudo_collate`; for test-time augmentation, each value is a list of views, and a view
-            has an entry for each picture. A batch of another form is one call.
+        batch: a batch as `pseudo_collate` of mmengine makes it; for test-time augmentation, each value is a list of
+            views, and a view has an entry for each picture. A batch of another form is one call.
     """
     inputs: Any = batch.get('inputs') if isinstance(batch, dict) else None
     has_views = _is_list(inputs) and all(map(_is_list, inputs))

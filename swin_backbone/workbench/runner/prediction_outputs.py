@@ -223,7 +223,7 @@ class WriteLabelsHook(Hook):
     """Write a segmentor's predictions of a test as PNGs, as tools/infer.py.
 
     Args:
-        folder: of the files.
+        folder: folder of the files.
         first_label: value of the first class.
     """
 

@@ -1,4 +1,4 @@
-"""Pictures for classifiers: a folder for each class, or lists of names and numbers as those of ImageNet."""
+"""Pictures for classifiers: a folder for each class, or lists of names and numbers, as ImageNet's."""
 
 from collections.abc import Iterable
 from pathlib import Path

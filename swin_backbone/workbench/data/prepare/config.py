@@ -1,4 +1,4 @@
-"""Replace the data of a config of mmdet, mmseg or mmpretrain by those of a user: data sets, evaluators, classes."""
+"""Replace the data of a config of mmdet, mmseg or mmpretrain by the data of a user: data sets, evaluators, classes."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -233,6 +233,6 @@ def _fit_weights(
 
 def describe_lost_weights(before: Config, after: Config) -> Iterator[str]:
     """Yield a line for each loss that has lost its weights by class."""
-    for key, part in walk(before.get('model'), 'model'):
-        if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and get_setting(after, key) is None:
-            yield format_line('left out', f'{key} of the config: its {len(part)} weights are of other classes')
+    for key, value in walk(before.get('model'), 'model'):
+        if key.endswith('.class_weight') and isinstance(value, (list, tuple)) and get_setting(after, key) is None:
+            yield format_line('left out', f'{key} of the config: its {len(value)} weights are of other classes')

@@ -34,7 +34,7 @@ class IndexedSplit:
             pictures with the numbers of their classes for a classifier. Names of pictures are relative to the root.
         num_pictures: number of pictures.
         objects: number of objects by class, of a detector, or of pictures, of a classifier.
-        most_objects: of a picture, of a detector.
+        most_objects: largest number of objects in a picture, of a detector.
         has_rles: whether the mask of an object is an RLE.
     """
 

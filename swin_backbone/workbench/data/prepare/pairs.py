@@ -103,7 +103,7 @@ def _make_key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
 def find_tags(path: Path) -> FolderTags:
     """Return the words of a path's folders: see `FolderTags`."""
     folders = [part.lower() for part in path.parent.parts if ROLES & set(list_words(part))]
-    return tuple(word for part in folders for word in WORDS.findall(part) if word not in ROLES | SUFFIX_WORDS)
+    return tuple(word for folder in folders for word in WORDS.findall(folder) if word not in ROLES | SUFFIX_WORDS)
 
 
 def find_pairable_tags(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[FolderTags, set[FolderTags]]:

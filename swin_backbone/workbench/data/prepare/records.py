@@ -41,7 +41,7 @@ class AnnotatedImage(NamedTuple):
     """An image of COCO's format and its objects.
 
     Args:
-        fields: of the image, with height and width; without an id, it gets the next number.
+        fields: fields of the image, with height and width; without an id, it gets the next number.
         objects: with `category`, the name of a class, or COCO's `category_id`; without an id, they get the next number.
             An object without a segmentation is a box. `outline` has its corners; without it (COCO JSON) they follow
             from `bbox` and the attribute `rotation`.

@@ -45,7 +45,7 @@ def find_folder_split(path: Path) -> Optional[str]:
 def assign_splits(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[list[Path], list[Path], list[Path]]:
     """Return the files for training, validation and test.
 
-    Files of no split are for training. Without files for validation, those of the test are for validation. Without
+    Files of no split are for training. Without files for validation, the files of the test are for validation. Without
     either, the second list is empty, and a split has to be drawn.
     """
     train = [*by_split.get('train', ()), *by_split.get(None, ())]

@@ -1,4 +1,4 @@
-"""Metrics that a config names are compared with those of a trial validation, before the first step."""
+"""Compare the metrics that a config names with the metrics of a trial validation, before the first step."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from .val_loss import ValLossHook
 
 
 class MetricNamesHook(Hook):
-    """Compare the metrics that a config names with those of a trial validation, before the first step.
+    """Compare the metrics that a config names with the metrics of a trial validation, before the first step.
 
     Named are metrics by `save_best` of CheckpointHook, and by `monitor` of EarlyStoppingHook and of a scheduler that
     follows a metric. The trial is a validation of one picture for each process, with copies of the metrics. A trial

@@ -102,7 +102,7 @@ class SignalHook(Hook):
     def _receive(self, signum: int, frame: Optional[FrameType]) -> None:
         """Handle a signal."""
         if os.getpid() != self.process:  # in a forked worker
-            if signum == signal.SIGTERM:  # of its pool, as of VOCMetric's, which then waits for its end
+            if signum == signal.SIGTERM:  # from its pool, as VOCMetric's, which then waits for its end
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)
             return

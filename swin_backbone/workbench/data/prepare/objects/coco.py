@@ -84,7 +84,7 @@ def _group_images(content: dict[str, Any], strays: Faults) -> dict[Path, list[An
     """Return the images of a file with their objects, by the paths of the pictures.
 
     Args:
-        strays: gets the objects of no image.
+        strays: receives the objects without an image.
     """
     objects: dict[Any, list[dict[str, Any]]] = {image['id']: [] for image in content['images']}
     for item in content['annotations']:
@@ -175,7 +175,7 @@ def _add_sizes(folder: DataFolder, content: dict[str, Any]) -> Faults:
 def _repair(content: dict[str, Any]) -> None:
     """Repair, in place, what other programs write and mmdet or pycocotools misread.
 
-    VIA writes numbers of pictures as texts, and polygons without a list around. LVIS has addresses of pictures alone.
+    VIA writes numbers of pictures as texts, and polygons without a list around. LVIS has only addresses of pictures.
     Scripts leave out `area` and `iscrowd`. COCO's evaluation counts an object with the id 0 as not found (Roboflow):
     all ids become numbers from 1, and `own_id` keeps those of the user. mmdet numbers two categories of one name as
     two, of which the used one stays.
@@ -238,7 +238,7 @@ def _find_pictures(
     Label Studio writes addresses and paths of its server, and Windows's separators; other programs leave out folders.
 
     Args:
-        folders: of the pictures: see `_find_picture_folders`.
+        folders: folders of the pictures: see `_find_picture_folders`.
         existing: pictures that an annotation file of the data has by their paths. They are not found by other names:
             a missing val/a.jpg is not train/a.jpg.
     """

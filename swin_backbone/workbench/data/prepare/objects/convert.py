@@ -1,6 +1,6 @@
 """Objects of other formats in COCO's format, which mmdet reads and evaluates.
 
-mmdet's own XMLDataset takes pictures with the suffix .jpg alone, and its metric has no AP over several overlaps.
+mmdet's own XMLDataset takes only pictures with the suffix .jpg, and its metric has no AP over several overlaps.
 """
 
 from collections.abc import Callable, Mapping, Sequence

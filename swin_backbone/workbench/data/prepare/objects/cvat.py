@@ -81,7 +81,7 @@ def read_cvat(
 
     Args:
         size: height and width of the picture, for an element without a size.
-        faults: gets the shapes without an area.
+        faults: receives the shapes without an area.
 
     Raises:
         DataError: with file, picture and element.

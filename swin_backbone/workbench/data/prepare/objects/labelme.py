@@ -110,7 +110,7 @@ def read_labelme(
 
     Args:
         size: height and width of the picture, for a file without a size.
-        faults: gets the shapes without an area.
+        faults: receives the shapes without an area.
 
     Raises:
         DataError: with file and key.

@@ -59,7 +59,7 @@ def cut_outline(points: NDArray[Any], size: tuple[int, int]) -> tuple[NDArray[An
         size: height and width of the picture.
 
     Returns:
-        The outline (M, 2), and those of its points that bound the object: not a corner of the picture that only joins
+        The outline (M, 2), and its points that bound the object: not a corner of the picture that only joins
         two parts.
     """
     height, width = size

@@ -263,7 +263,7 @@ def read_yolo(
     track's id, are not read.
 
     Args:
-        names: of the classes. None: numbers are the names.
+        names: names of the classes. None: numbers are the names.
         points: numbers behind each box, the points of a pose; not read.
         has_tracks: a score and a track's id are behind boxes and outlines.
 
