@@ -26,12 +26,12 @@ _recorded_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
 def record_methods(classes: Iterable[Any]) -> None:
     """Record the methods of classes that a call may run, for `is_patched`.
 
-    Of a class outside this package, only `forward` is recorded.
+    Of a class outside this package, only `forward` is recorded. `is_patched` compares `_call_impl` itself.
     """
     for cls in classes:
         if cls not in _recorded_methods:
             names = list_methods(cls) if package_of(cls) == PACKAGES[0] else {'forward'}
-            _recorded_methods[cls] = {name: getattr(cls, name) for name in names - {'__call__', '_call_impl'}}
+            _recorded_methods[cls] = {name: getattr(cls, name) for name in names - {'_call_impl'}}
 
 
 def package_of(cls: Any) -> str:
