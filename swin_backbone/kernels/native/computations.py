@@ -318,13 +318,13 @@ class ProjectionComputation(NamedTuple):
         return *weights, self.is_merging, self.eps, self.post_norm, self.dtype, self.has_gradients
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        N, *patch = weights[0].shape
+        N, _, *patch = weights[0].shape
         if self.is_merging:
             (B, H, W, C), (down, across) = shape, (2, 2)
         else:
-            (B, C, H, W), (_, down, across) = shape, patch
+            (B, C, H, W), (down, across) = shape, patch
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
-        return ResultShapes(y_shape, [shape, weights[0].shape, *self.list_shapes(N, C, patch[1:])[1:]])
+        return ResultShapes(y_shape, [shape, weights[0].shape, *self.list_shapes(N, C, patch)[1:]])
 
     def list_shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
         """Return the shapes of weight, bias and norm."""
@@ -333,13 +333,13 @@ class ProjectionComputation(NamedTuple):
         return weight_shape, (N,), (normed,), (normed,)
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedProjection:
-        N, *patch = parameters[0].shape
+        N, _, *patch = parameters[0].shape
         if self.is_merging:
             (B, H, W, C), (down, across) = shape, (2, 2)
             require_sizes('merge', self.dtype, *shape, N, self.has_gradients)
             source: Any = MapsStruct(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
         else:
-            (B, C, H, W), (_, down, across) = shape, patch
+            (B, C, H, W), (down, across) = shape, patch
             require_sizes('embed', self.dtype, *shape, down, across, N, self.has_gradients)
             source = ImagesStruct(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
         key = self.dtype, C, self.post_norm
