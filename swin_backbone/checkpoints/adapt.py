@@ -165,8 +165,10 @@ def adapt_weights(
             _compare_sizes(weights, own_targets, tensors)
             values = _fit_backbone(weights, own_targets, backbone, report)
             fitted |= {own_prefix + key: value for key, value in values.items()}
-            last_norm = f'{own_prefix}norm{len(backbone.stages) - 1}' if is_classifier else None
-            classifier_names |= _classifier_names(weights, targets, f'{around}head.fc', last_norm)
+            parts = {'head': f'{around}head.fc'}
+            if is_classifier:
+                parts['norm'] = f'{own_prefix}norm{len(backbone.stages) - 1}'
+            classifier_names |= _classifier_names(weights, parts, targets)
     own_prefix, weights = [*swins.items()][-1]
     report.origin = weights.format.title + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     model_prefix = weights.prefix.removesuffix(own_prefix)  # of the whole model in the checkpoint, such as `model.`
@@ -188,12 +190,14 @@ def adapt_weights(
     return result, report
 
 
-def _classifier_names(
-    weights: SwinWeights, targets: Mapping[str, Tensor], head: str, last_norm: Optional[str]
-) -> dict[str, str]:
-    """Return the names of a classifier's last norm and head in the model, by their names in the checkpoint."""
+def _classifier_names(weights: SwinWeights, parts: Mapping[str, str], targets: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the names of a classifier's weights in the model, by their names in the checkpoint.
+
+    Args:
+        parts: the modules in the model that are the classifier's `head` and last `norm`.
+    """
     names = {}
-    for part, module in (('head', head), ('norm', last_norm)):
+    for part, module in parts.items():
         for key in weights.ignored.get(CLASSIFIER_REASONS[part], []):
             name = f'{module}.{key.rpartition(".")[2]}'
             if name in targets:  # otherwise the part may have an equal name in the model
