@@ -36,9 +36,9 @@ from swin_backbone.options import ShapeAction, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole
-from swin_backbone.workbench.export.export import manifest_of, write_model
+from swin_backbone.workbench.export.export import make_manifest, write_model
 from swin_backbone.workbench.export.formats import MODEL_FILES, OPERATOR_PRECISIONS, OPSET, check_format, quiet
-from swin_backbone.workbench.export.graph import Graph, maps_graph
+from swin_backbone.workbench.export.graph import Graph, build_maps_graph
 from swin_backbone.workbench.export.runtime import MANIFEST, RuntimeModel
 
 from . import machine, timing
@@ -366,20 +366,20 @@ def exported_runs(
             kind, usual = RUNTIMES[runtime]
             for precision in precisions or usual:
                 check_format(kind, precision, None if precisions is None else 'swin')
-                manifest = manifest_of(graph, folder, kind, precision)
+                manifest = make_manifest(graph, folder, kind, precision)
                 (folder / MANIFEST).write_text(json.dumps(manifest))
                 run = RuntimeModel(folder, threads=threads).run
                 runs[f'{name}, {runtime} {precision}'] = partial(run, [image.numpy()])
 
     for name, model in models.items():
-        one_size = maps_graph(model, 'backbone', (image.shape[2], image.shape[3]))
+        one_size = build_maps_graph(model, 'backbone', (image.shape[2], image.shape[3]))
         folder = beside / name
         folder.mkdir()
         if name not in ours:
             _write_by_torch(one_size, image[:1], folder / MODEL_FILES['onnx'])
             add(f'{name}, fixed size', one_size, folder)
             continue
-        free = maps_graph(model, 'backbone', None)
+        free = build_maps_graph(model, 'backbone', None)
         for sizes, graph in (('fixed size', one_size), ('free sizes', free)):
             (folder / sizes).mkdir()
             write_model(graph, folder / sizes, 'onnx', 'fp32')

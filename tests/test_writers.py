@@ -144,9 +144,9 @@ def test_reports_in_one_folder(tmp_path):
 
 
 def export_to(index, out, overwrite):
-    from swin_backbone.workbench.export.export import new_folder
+    from swin_backbone.workbench.export.export import replace_folder
 
-    with new_folder(out, overwrite) as folder:
+    with replace_folder(out, overwrite) as folder:
         (folder / 'model.onnx').write_bytes(bytes([index]) * 1000)
         time.sleep(0.05)
         (folder / 'deploy.json').write_text(str(index))

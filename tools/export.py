@@ -48,7 +48,7 @@ def main() -> None:
     from swin_backbone.workbench.configs.data_parts import find_tested_dataset
     from swin_backbone.workbench.data.media import find_media
     from swin_backbone.workbench.export.picture import find_load_settings, load_bands
-    from swin_backbone.workbench.export.verify import outcome
+    from swin_backbone.workbench.export.verify import describe_outcome
     from swin_backbone.workbench.job import export
 
     with exit_with_message(ANY_ERROR, args.debug):
@@ -77,7 +77,8 @@ def main() -> None:
         print(json.dumps(figures))
     for name, figures in manifest.get('quantization', {}).items():
         print(f'{name}: {json.dumps(figures)}')
-    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, {outcome(manifest["verification"])}')
+    outcome = describe_outcome(manifest['verification'])
+    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, {outcome}')
 
 
 if __name__ == '__main__':

@@ -153,10 +153,10 @@ import os, signal, sys, time
 from pathlib import Path
 
 from swin_backbone.commands import run
-from swin_backbone.workbench.export.export import new_folder
+from swin_backbone.workbench.export.export import replace_folder
 
 def main():
-    with new_folder(Path(sys.argv[1]) / 'out') as folder:
+    with replace_folder(Path(sys.argv[1]) / 'out') as folder:
         (folder / 'model.onnx').write_text('half')
         if not (worker := os.fork()):
             if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -33,11 +33,11 @@ from ..data.media import make_frame
 from ..predict.predictor import Predictor
 from ..predict.thresholds import ScoreThr, choose_score_thr
 from . import formats, verify
-from .graph import PARTS, ExportError, Graph, maps_graph
-from .library_nodes import with_nodes
-from .picture import Normalise, at_one_size
+from .graph import PARTS, ExportError, Graph, build_maps_graph
+from .library_nodes import insert_nodes
+from .picture import Normalise, fix_size
 from .predictor import evaluate_folder
-from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
+from .quantize import Feed, iter_dataset_pictures, make_feeds, quantize_onnx, quantize_openvino, read_training_pictures
 from .runtime import MANIFEST, Result, RuntimeModel, file_digest, openvino_core, read_manifest
 
 MAX_SAMPLES, MAX_TRIED = 2, 8  # pictures of a data set for the verification
@@ -65,7 +65,7 @@ def export_model(
         checkpoint: path or URL of the whole model.
         format: a name from `formats.MODEL_FILES`.
         part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
-        shape: height and width of the model's input, for batch size 1: see `at_one_size`. None: batch, height and
+        shape: height and width of the model's input, for batch size 1: see `fix_size`. None: batch, height and
             width stay free.
         precision: from `formats.PRECISIONS`. None: the first precision of the format.
         pictures: BGR pixels for verification and for the calibration of int8 without `operators`. Empty: two pictures
@@ -74,7 +74,7 @@ def export_model(
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
-        score_thr: of a detector's predictions by the folder: see `choose_score_thr`. None: 0.3.
+        score_thr: lowest score of an object that the folder predicts, see `choose_score_thr`. None: 0.3.
 
     Returns:
         The contents of deploy.json.
@@ -87,33 +87,35 @@ def export_model(
     check_choice('--part', part, PARTS)
     is_calibrated = formats.is_calibrated(precision, operators)
     if shape is not None and (part == 'model' or is_calibrated):
-        cfg = at_one_size(cfg, shape)
+        cfg = fix_size(cfg, shape)
     predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load=unsafe_load)
     has_text = hasattr(predictor.model, 'language_model')
     if has_text:
         texts = tuple(texts or predictor.meta['classes'])
-        pipeline, predictor.meta = predictor.pipeline, dict(classes=texts)
+        predictor.meta = dict(classes=texts)
+        pipeline = predictor.pipeline
         predictor.pipeline = lambda item: pipeline({**item, 'text': texts, 'custom_entities': True})
     elif texts:
         raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
-    graph = graph_of(predictor.model, cfg, part, shape, texts)
+    graph = build_graph(predictor.model, cfg, part, shape, texts)
     calibration: Sequence[Feed] = ()
     if is_calibrated:
-        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor)
-    reference = partial(result_of, predictor) if part == 'model' else None
-    samples = [verify.Sample(f'picture {number} of --pictures', picture) for number, picture in enumerate(pictures, 1)]
+        calibration = make_feeds(pictures or read_training_pictures(cfg), graph, cfg, predictor)
+    reference = partial(predict_result, predictor) if part == 'model' else None
+    samples = [verify.Sample(f'picture {number} of --pictures', pixels) for number, pixels in enumerate(pictures, 1)]
     if reference and not samples:
-        samples = dataset_samples(cfg, 'test', reference)
+        samples = choose_dataset_samples(cfg, 'test', reference)
         if is_calibrated:  # for pictures of this kind, not for generated ones
-            samples = samples or dataset_samples(cfg, 'train', reference)
+            samples = samples or choose_dataset_samples(cfg, 'train', reference)
         else:
-            samples += generated_samples(graph)
+            samples += generate_samples(graph)
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
         score_thr=choose_score_thr(predictor, score_thr) if predictor.scope == 'mmdet' else None,
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
-        **dict(period=predictor.window_alignment, threshold=predictor.binary_threshold),  # for tiles of large pictures
+        period=predictor.window_alignment,  # these two are for tiles of large pictures
+        threshold=predictor.binary_threshold,
     )
     metric = (lambda folder: evaluate_folder(cfg, folder)) if part == 'model' else lambda folder: {}
     return write(
@@ -131,18 +133,18 @@ def export_model(
     )
 
 
-def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
+def build_graph(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
     """Return the graph of a whole model or of a part. Arguments and errors: see `export_model`."""
     if part != 'model':
         settings = dict(preprocessing=Normalise(model.data_preprocessor).settings())
-        return replace(maps_graph(model, part, shape), settings=settings)
+        return replace(build_maps_graph(model, part, shape), settings=settings)
     if cfg.default_scope == 'mmseg':
-        from .heads.segmentor import segmentor_graph
+        from .heads.segmentor import build_segmentor_graph
 
-        return segmentor_graph(model, cfg, shape)
-    from .heads.detector import detector_graph
+        return build_segmentor_graph(model, cfg, shape)
+    from .heads.detector import build_detector_graph
 
-    return detector_graph(model, cfg, shape, texts)
+    return build_detector_graph(model, cfg, shape, texts)
 
 
 def write(
@@ -169,16 +171,16 @@ def write(
     """
     is_calibrated = formats.is_calibrated(precision, operators)
     allowed = f'{precision} by {operators}' if precision == 'int8' and operators else precision
-    with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as scratch:
+    with replace_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as scratch:
         fp32_folder = Path(scratch) / 'fp32'
         if is_calibrated:
             write(graph, fp32_folder, format, 'fp32', meta=meta, reference=reference, samples=samples)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
-            name = formats.MODEL_FILES[format]
-            quantize(fp32_folder / name, folder / name, calibration)
+            file = formats.MODEL_FILES[format]
+            quantize(fp32_folder / file, folder / file, calibration)
         else:
             write_model(graph, folder, format, precision, operators)
-        manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
+        manifest = {**make_manifest(graph, folder, format, precision), **graph.settings, **(meta or {})}
         packages = ('torch', *formats.NEEDED[format])
         manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
         (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -187,7 +189,7 @@ def write(
             figures = verify.verify_maps(RuntimeModel(folder).run, graph, allowed, images)
         else:
             figures = verify.verify_results(
-                RuntimeModel(folder), reference, samples or generated_samples(graph), allowed
+                RuntimeModel(folder), reference, samples or generate_samples(graph), allowed
             )
         manifest['verification'] = figures
         if is_calibrated:
@@ -200,7 +202,7 @@ def write(
 
 
 @contextmanager
-def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+def replace_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder. The folder replaces `out` on success, and is deleted on an error.
 
     Args:
@@ -211,8 +213,8 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         ExportError: if `out` is a file, or a folder with anything but an earlier export, or without `overwrite`.
     """
     key = sha256(os.fsencode(out.absolute())).hexdigest()[:16]
-    locked = Path(tempfile.gettempdir(), f'swin_backbone-export-{key}')  # nothing is left beside `out`
-    with lock_folder(locked, f'exports {out}, by a lock in'):
+    lock = Path(tempfile.gettempdir(), f'swin_backbone-export-{key}')  # nothing is left beside `out`
+    with lock_folder(lock, f'exports {out}, by a lock in'):
         out.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(out):
             _require_export(out, overwrite)
@@ -241,7 +243,7 @@ def _require_export(out: Path, overwrite: bool) -> None:
             raise ExportError(f'{message}, with {path.name}' + ('' if is_ours else ', which no export writes'))
 
 
-def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
+def make_manifest(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
     """Return the entries of deploy.json for every model. The model's files are in the folder already."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
     names = [path.name for path in files]
@@ -262,13 +264,13 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
 
     With `operators`, the file is ONNX for every runtime, and the compiled library is written beside it.
     """
-    path, onnx_file = folder / formats.MODEL_FILES[format], folder / formats.MODEL_FILES['onnx']
+    onnx_file = folder / formats.MODEL_FILES['onnx']
     if operators:
-        graph = with_nodes(graph, precision)
+        graph = insert_nodes(graph, precision)
         shutil.copyfile(library_path(), folder / LIBRARY)
     elif format == 'onnx' and precision == 'fp16':
-        graph = formats.narrowed(graph)
-    program = formats.capture(graph, example_of(graph))
+        graph = formats.narrow(graph)
+    program = formats.capture(graph, make_example(graph))
     formats.write_onnx(program, graph, onnx_file, weights_apart=bool(operators))
     if format == 'openvino' and not operators:
         import openvino
@@ -276,13 +278,15 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
         # Half precision is for stored weights. The runtime's settings choose the dtype of the computation.
         # openvino.convert_model would store the mask of each block at one size, for all windows and heads.
         model = openvino_core().read_model(str(onnx_file))
+        path = folder / formats.MODEL_FILES[format]
         openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
         onnx_file.unlink()
 
 
 def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
     """Return the size of a model, and the median time of up to five inputs."""
-    run, seconds = RuntimeModel(folder).run, []
+    run = RuntimeModel(folder).run
+    seconds = []
     for feed in [inputs[0], *inputs[:5]]:  # a warm-up first
         start = time.perf_counter()
         run(feed)
@@ -291,7 +295,7 @@ def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
     return dict(bytes=size, seconds=statistics.median(seconds[1:]))
 
 
-def example_of(graph: Graph) -> tuple[Tensor, ...]:
+def make_example(graph: Graph) -> tuple[Tensor, ...]:
     """Return inputs for the capture of a graph. The values are of no use."""
     lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
     return tuple(
@@ -300,7 +304,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
     )
 
 
-def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
+def predict_result(predictor: Predictor, picture: NDArray[Any]) -> Result:
     """Return PyTorch's result for a picture, in the form of `runtime.RuntimeModel.predict`."""
     (sample,) = predictor.predict([predictor.preprocess(make_frame(picture))])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
@@ -312,11 +316,11 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     return result
 
 
-def dataset_samples(cfg: Config, phase: str, reference: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
+def choose_dataset_samples(cfg: Config, phase: str, reference: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
     """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
     samples: list[verify.Sample] = []
     with suppress(ValueError, OSError):  # as a picture that is no input
-        for number, picture in enumerate(dataset_pictures(cfg, phase, MAX_TRIED), 1):
+        for number, picture in enumerate(iter_dataset_pictures(cfg, phase, MAX_TRIED), 1):
             result = reference(picture)
             if verify.compare(result, result)['compared']:
                 samples.append(verify.Sample(f'picture {number} of the {phase} set', picture))
@@ -325,13 +329,14 @@ def dataset_samples(cfg: Config, phase: str, reference: Callable[[NDArray[Any]],
     return samples
 
 
-def generated_samples(graph: Graph) -> list[verify.Sample]:
+def generate_samples(graph: Graph) -> list[verify.Sample]:
     """Return smooth noise in three sizes; a graph of one size gets its size, wider and higher pictures."""
     sizes: Any = verify.VERIFIED_SIZES
     if not graph.free:
         H, W = graph.inputs[0].shape[1:3]
         sizes = [(H, W), (H // 2 + 1, W), (H, W // 2 + 1)]
-    rng, bands = np.random.default_rng(0), graph.inputs[0].shape[3]
+    bands = graph.inputs[0].shape[3]
+    rng = np.random.default_rng(0)
     samples = []
     for number, size in enumerate(sizes, 1):
         noise = rng.integers(0, 256, (9, 12, bands), np.uint8)

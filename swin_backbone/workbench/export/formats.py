@@ -112,7 +112,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
     exported.save(str(path), external_data=weights_apart)
 
 
-def narrowed(graph: Graph) -> Graph:
+def narrow(graph: Graph) -> Graph:
     """Return a graph in float16. The dtypes of inputs and outputs stay.
 
     In a whole model, the backbone, the neck and the head's linear layers and convolutions compute in half precision.
@@ -120,19 +120,19 @@ def narrowed(graph: Graph) -> Graph:
     whole pixels.
     """
     module: Any = copy.deepcopy(graph.module)
-    for part in [module] if isinstance(module, BackboneMaps) else [module.maps, *_products(module.head)]:
-        _narrow(part)
+    for part in [module] if isinstance(module, BackboneMaps) else [module.maps, *_list_products(module.head)]:
+        _narrow_module(part)
     return replace(graph, module=module)
 
 
-def _products(head: nn.Module) -> list[nn.Module]:
+def _list_products(head: nn.Module) -> list[nn.Module]:
     """Return the linear layers and convolutions of a head outside torch's attention, which reads weights directly."""
     attentions = [part for part in head.modules() if isinstance(part, nn.MultiheadAttention)]
     inside = {part for attention in attentions for part in attention.modules()}
     return [part for part in head.modules() if isinstance(part, PRODUCT_LAYERS) and part not in inside]
 
 
-def _narrow(module: nn.Module) -> None:
+def _narrow_module(module: nn.Module) -> None:
     """Make a module compute in float16, between inputs and outputs in float32."""
     module.half()
     module.register_forward_pre_hook(lambda _, inputs: tuple(tensor.half() for tensor in inputs))

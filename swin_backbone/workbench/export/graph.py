@@ -86,7 +86,7 @@ class BackboneMaps(nn.Module):
             return tuple(maps if self.neck is None else self.neck(maps))
 
 
-def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
+def build_maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
     """Return the graph of a model's backbone, of backbone and neck, or of a backbone alone.
 
     Args:
@@ -102,7 +102,7 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
         raise ExportError(
             f'--part neck needs a model with a neck, and {type(model).__name__} has none: use --part backbone'
         )
-    example = example_size(backbone, shape)
+    example = choose_example_size(backbone, shape)
     channels = getattr(backbone, 'in_channels', 3)
     size = ('batch', channels, 'height', 'width') if shape is None else (1, channels, *shape)
     module = BackboneMaps(backbone, neck).eval()
@@ -119,7 +119,7 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
     return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example)
 
 
-def example_size(backbone: Any, shape: Optional[Size]) -> Size:
+def choose_example_size(backbone: Any, shape: Optional[Size]) -> Size:
     """Return height and width for the capture of a graph.
 
     Free sizes are captured with several windows on every axis of every map, and padding in the last window. A graph

@@ -39,24 +39,24 @@ class Node(nn.Module):
             self.register_buffer(f'weight{i}', weight.contiguous())
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        inputs, shape = (x, *self.buffers()), self.shape(x)
+        inputs = (x, *self.buffers())
         y: Tensor = torch.onnx.ops.symbolic(
-            f'swin::{self.kind}', inputs, self.attributes, dtype=torch.float32, shape=shape, version=1
+            f'swin::{self.kind}', inputs, self.attributes, dtype=torch.float32, shape=self.shape(x), version=1
         )
         return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # in place of a norm of tokens
 
 
-def node_of_products(
+def make_product_node(
     kind: str, linear: Sequence[Tensor], vectors: Sequence[Tensor], shape: Shape, precision: str, **attributes: Any
 ) -> Node:
     """Return a node with products of linear layers in a precision."""
     if precision == 'int8':
-        parts = [part for weight in linear for part in in_eight_bits(weight)]
+        parts = [part for weight in linear for part in round_to_eight_bits(weight)]
         return Node(f'{kind}Int8', (*parts, *vectors), shape, **attributes)
     return Node(kind, (*linear, *vectors), shape, bfloat16=int(precision == 'bf16'), **attributes)
 
 
-def in_eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+def round_to_eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return whole numbers, int8, and the largest magnitude of each output of a weight, as the library rounds them.
 
     The first dimension is that of the outputs. A number of the weight is about largest * whole / 127.
@@ -73,14 +73,14 @@ class ConvolutionNode(Node):
 
     def __init__(self, conv: nn.Conv2d):
         C, N = conv.in_channels, conv.out_channels
-        weights = conv.weight.permute(0, 2, 3, 1), _bias(conv.bias, N)
+        weights = conv.weight.permute(0, 2, 3, 1), _fill_bias(conv.bias, N)
         super().__init__('Convolution', weights, lambda x: [*x.shape[:3], N], channels=C, outputs=N)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def with_nodes(graph: Graph, precision: str) -> Graph:
+def insert_nodes(graph: Graph, precision: str) -> Graph:
     """Replace layers of a graph with nodes: the backbone's layers, and 3x3 convolutions behind the backbone.
 
     Layers unknown to the library stay plain.
@@ -96,17 +96,17 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
         reason = f'the backbone is {type(backbone).__name__}'
     if reason is not None:
         raise ExportError(f'--operators swin has no operator for this model: {reason}')
-    sizes: Any = None if graph.free else [(H, W) for _, H, W in backbone.map_sizes(*image_size(graph))]
-    backbone.patch_embed = _replaced(backbone.patch_embed, embed_node, precision)
+    sizes: Any = None if graph.free else [(H, W) for _, H, W in backbone.map_sizes(*find_image_size(graph))]
+    backbone.patch_embed = _make_node(backbone.patch_embed, make_embed_node, precision)
     for index, stage in enumerate(backbone.stages):
         for i, block in enumerate(stage.blocks):
-            stage.blocks[i] = _replaced(block, block_node, precision, sizes and sizes[index])
+            stage.blocks[i] = _make_node(block, make_block_node, precision, sizes and sizes[index])
         if stage.downsample is not None:
-            stage.downsample = _replaced(stage.downsample, merge_node, precision)
+            stage.downsample = _make_node(stage.downsample, make_merge_node, precision)
     for index in backbone.out_indices:
         norm = getattr(backbone, f'norm{index}')
         if type(norm) is nn.LayerNorm and not is_changed(norm):
-            setattr(backbone, f'norm{index}', norm_node(norm))
+            setattr(backbone, f'norm{index}', make_norm_node(norm))
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             # A runtime computes narrow convolutions as fast.
@@ -115,7 +115,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
     return replace(graph, module=module)
 
 
-def image_size(graph: Graph) -> Sequence[int]:
+def find_image_size(graph: Graph) -> Sequence[int]:
     """Return height and width of the backbone's input, for a graph of fixed size."""
     _, *shape = graph.inputs[0].shape
     if graph.task == 'maps':
@@ -125,7 +125,7 @@ def image_size(graph: Graph) -> Sequence[int]:
     return image.shape[2:]
 
 
-def _replaced(
+def _make_node(
     layer: nn.Module, make: Callable[..., Node], precision: str, size: Optional[tuple[int, int]] = None
 ) -> nn.Module:
     """Return a node in the place of a layer; the layer, if the library does not compute it."""
@@ -133,21 +133,22 @@ def _replaced(
     return make(layer, precision, planned).eval() if callable(planned) else layer
 
 
-def _norm(weight: Optional[Tensor], bias: Optional[Tensor], channels: int) -> tuple[Tensor, Tensor]:
-    return torch.ones(channels) if weight is None else weight, _bias(bias, channels)
+def _fill_norm(weight: Optional[Tensor], bias: Optional[Tensor], channels: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(channels) if weight is None else weight, _fill_bias(bias, channels)
 
 
-def _bias(bias: Optional[Tensor], channels: int) -> Tensor:
+def _fill_bias(bias: Optional[Tensor], channels: int) -> Tensor:
     return torch.zeros(channels) if bias is None else bias
 
 
-def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
-    weight, (height, width) = embed.projection.weight, embed.patch_size
+def make_embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
+    weight = embed.projection.weight
+    height, width = embed.patch_size
     norm_weight, norm_bias, eps = read_norm(embed.norm)
-    return node_of_products(
+    return make_product_node(
         'Embed',
         [weight],
-        (_bias(embed.projection.bias, len(weight)), *_norm(norm_weight, norm_bias, len(weight))),
+        (_fill_bias(embed.projection.bias, len(weight)), *_fill_norm(norm_weight, norm_bias, len(weight))),
         lambda x: [x.shape[0], (x.shape[2] + height - 1) // height, (x.shape[3] + width - 1) // width, len(weight)],
         precision,
         channels=weight.shape[1],
@@ -158,7 +159,7 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
     )
 
 
-def block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
+def make_block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
     computation: Any = plan.recipe.computation
     windows, settings = computation.windows, computation.settings
     w: Any = plan.recipe.make_weights(*plan.recipe.parameters)
@@ -166,14 +167,14 @@ def block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
     norms = (w.norm1_weight, w.norm1_bias), (w.norm2_weight, w.norm2_bias), (w.norm3_weight, w.norm3_bias)
-    return node_of_products(
+    return make_product_node(
         'Block',
         linear,
         (
-            *(_bias(bias, len(weight)) for weight, bias in zip(linear, biases)),
-            *(vector for norm in norms for vector in _norm(*norm, C)),
+            *(_fill_bias(bias, len(weight)) for weight, bias in zip(linear, biases)),
+            *(vector for norm in norms for vector in _fill_norm(*norm, C)),
             w.position_bias_hNN,
-            _bias(w.cosine_scale_h, heads),
+            _fill_bias(w.cosine_scale_h, heads),
         ),
         lambda x: list(x.shape),
         precision,
@@ -191,11 +192,11 @@ def block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
     )
 
 
-def merge_node(merging: PatchMerging, precision: str, _: Plan) -> Node:
+def make_merge_node(merging: PatchMerging, precision: str, _: Plan) -> Node:
     weight = merging.reduction.weight
     norm_weight, norm_bias, eps = read_norm(merging.norm)
-    vectors = _norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])
-    return node_of_products(
+    vectors = _fill_norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])
+    return make_product_node(
         'Merge',
         [move_neighbours_first(weight)],
         vectors if merging.post_norm else [move_neighbours_first(vector) for vector in vectors],
@@ -208,7 +209,7 @@ def merge_node(merging: PatchMerging, precision: str, _: Plan) -> Node:
     )
 
 
-def norm_node(norm: nn.LayerNorm) -> Node:
+def make_norm_node(norm: nn.LayerNorm) -> Node:
     shape: Shape = lambda x: [x.shape[0], x.shape[3], x.shape[1], x.shape[2]]  # noqa: E731
     (channels,) = norm.normalized_shape
-    return Node('OutputNorm', _norm(norm.weight, norm.bias, channels), shape, channels=channels, eps=norm.eps)
+    return Node('OutputNorm', _fill_norm(norm.weight, norm.bias, channels), shape, channels=channels, eps=norm.eps)

@@ -29,27 +29,27 @@ MAX_PIXELS = 1 << 26  # of a picture, before or after the resize
 MAX_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
-def picture_ports(model: Any, batch: Optional[int], shape: Optional[Size]) -> list[Port]:
+def make_picture_ports(model: Any, batch: Optional[int], shape: Optional[Size]) -> list[Port]:
     """Return the inputs of a whole model: pixels, uint8 for three bands and else float32, and the picture's own size.
 
     Args:
         batch: the model's only batch size; None: any.
         shape: height and width after the resize, for batch size 1; None: free.
     """
-    bands = bands_of(model.backbone)
+    bands = count_bands(model.backbone)
     lengths = (batch or 'batch', 'height', 'width') if shape is None else (1, *shape)
     pixels = Port('picture', 'uint8' if bands == 3 else 'float32', (*lengths, bands))
     return [pixels, Port('size', 'int64', (2,))]
 
 
-def bands_of(backbone: Any) -> int:
+def count_bands(backbone: Any) -> int:
     """Return the number of input bands of a backbone or of settings."""
     if isinstance(backbone, dict):
         return int(backbone.get('in_channels', 3))
     return int(getattr(backbone, 'in_channels', 3))
 
 
-def multiples(sides: Sequence[int], divisor: int) -> Sequence[int]:
+def round_up(sides: Sequence[int], divisor: int) -> Sequence[int]:
     """Return sides, maybe symbolic, rounded up to multiples of a divisor."""
     return [(side + divisor - 1) // divisor * divisor for side in sides]
 
@@ -82,7 +82,7 @@ class Normalise(nn.Module):
         x_BCHW = ((x_BHWC.float() - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
         if self.divisor > 1:
             H, W = x_BCHW.shape[-2:]
-            rows, columns = multiples((H, W), self.divisor)
+            rows, columns = round_up((H, W), self.divisor)
             x_BCHW = F.pad(x_BCHW, (0, columns - W, 0, rows - H), value=self.pad_value)
         return x_BCHW
 
@@ -114,8 +114,8 @@ class Padding(nn.Module):
         super().__init__()
         pad = _find_step(pipeline, 'Pad')
         fit = _find_step(pipeline, Letterbox.__name__)
-        rule = resize_rule(pipeline)
-        self.values = fit.get('values') or _pad_values(pad)
+        rule = find_resize_rule(pipeline)
+        self.values = fit.get('values') or _read_pad_values(pad)
         self.divisor = int(pad.get('size_divisor') or 1)
         self.fits: Optional[Size] = fit.get('shape')
         self.is_part: bool = fit.get('is_part', True)
@@ -123,7 +123,7 @@ class Padding(nn.Module):
         if pad.get('pad_to_square'):
             if not rule or (rule['keep_ratio'] and rule['scale'][0] != rule['scale'][1]):
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
-            height, width = multiples([max(rule['scale'])] * 2, self.divisor)
+            height, width = round_up([max(rule['scale'])] * 2, self.divisor)
             self.size = height, width
         self.example_size = self.size and (self.size[0] - 5, self.size[1] - 14)
 
@@ -136,7 +136,7 @@ class Padding(nn.Module):
         if self.size is None and self.divisor == 1:
             return picture_BHWC, None
         height, width = picture_BHWC.shape[1:3]
-        rows, columns = self.size or multiples((height, width), self.divisor)
+        rows, columns = self.size or round_up((height, width), self.divisor)
         more = (0, 0, 0, columns - width, 0, rows - height)
         if len(set(self.values)) == 1 or self.fits is not None:
             x_BHWC = F.pad(picture_BHWC.float(), more, value=self.values[0])
@@ -153,14 +153,14 @@ class Padding(nn.Module):
         return torch.where((is_row_H[:, None] & is_column_W)[..., None], x_BHWC, values_C), (is_row_H, is_column_W)
 
 
-def content_size(content: Content) -> Tensor:
+def measure_content(content: Content) -> Tensor:
     """Return height and width of the content, (2,) int64."""
     return torch.stack([mask.sum() for mask in content])
 
 
 def crop(x_BCHW: Tensor, content: Content) -> Tensor:
     """Remove the padding of a map of the padded picture's size."""
-    rows, columns = content_size(content).tolist()
+    rows, columns = measure_content(content).tolist()
     for side, padded_side in ((rows, x_BCHW.shape[2]), (columns, x_BCHW.shape[3])):
         torch._check(side >= 1)
         torch._check(side <= padded_side)
@@ -183,7 +183,7 @@ class Letterbox:
 
     def __call__(self, packed: dict[str, Any]) -> dict[str, Any]:
         picture = packed['inputs'].permute(1, 2, 0).numpy()
-        rule = letterbox_rule(self.shape)
+        rule = make_letterbox_rule(self.shape)
         h, w = picture.shape[:2]
         H, W = resized_size((h, w), rule)
         padded = np.empty((*self.size, picture.shape[2]), np.float32)
@@ -201,7 +201,7 @@ class Letterbox:
         return packed
 
 
-def letterbox_rule(shape: Size) -> dict[str, Any]:
+def make_letterbox_rule(shape: Size) -> dict[str, Any]:
     """Return the rule of `runtime.resize` for a fit into height and width."""
     return dict(scale=[shape[1], shape[0]], keep_ratio=True, pad=True)
 
@@ -211,13 +211,13 @@ def _find_step(pipeline: Sequence[dict[str, Any]], class_name: str) -> dict[str,
     return next((step for step in pipeline if type_name(step) == class_name), {})
 
 
-def _pad_values(step: dict[str, Any]) -> list[float]:
+def _read_pad_values(step: dict[str, Any]) -> list[float]:
     value = step.get('pad_val', 0)
     value = value.get('img', 0) if isinstance(value, dict) else value
     return [float(number) for number in (value if isinstance(value, Sequence) else [value])]
 
 
-def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
+def find_resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """Return the rule of a test pipeline's resizing step for `runtime.resize`. None: no such step.
 
     Raises:
@@ -231,7 +231,7 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
         if name == 'Pad' and rule is not None:  # see `Padding`
             continue
         if name == Letterbox.__name__ and rule is None:
-            rule = letterbox_rule(step['shape'])
+            rule = make_letterbox_rule(step['shape'])
             continue
         if name != 'Resize' or 'scale' not in step or rule is not None:
             raise ExportError(
@@ -264,7 +264,7 @@ def load_bands(path: str, load_settings: dict[str, Any]) -> NDArray[Any]:
     return np.atleast_3d(LoadPicture(**load_settings).read(path))
 
 
-def at_one_size(cfg: Config, shape: Size) -> Config:
+def fix_size(cfg: Config, shape: Size) -> Config:
     """Return a config with pictures of the size `shape`, height and width.
 
     Pictures are stretched or, if the config keeps proportions, fitted and padded: by the values of the Pad step, or
@@ -279,8 +279,8 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
         size: Any = shape
         # mmseg pads by `test_cfg`, and removes only the padding that it added itself.
         for settings in (pad, preprocessor.pop('test_cfg', None) or {}):
-            size = tuple(multiples(size, settings.get('size_divisor') or 1))
-        values = _pad_values(pad) if pad else _neutral_values(preprocessor, bands_of(cfg.model.backbone))
+            size = tuple(round_up(size, settings.get('size_divisor') or 1))
+        values = _read_pad_values(pad) if pad else _find_neutral_values(preprocessor, count_bands(cfg.model.backbone))
         fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, is_part=bool(pad))
         dataset.pipeline = [step for name, step in zip(names, dataset.pipeline) if name not in ('Resize', 'Pad')]
         dataset.pipeline.append(fit)
@@ -294,7 +294,7 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     return cfg
 
 
-def _neutral_values(preprocessor: dict[str, Any], bands: int) -> list[float]:
+def _find_neutral_values(preprocessor: dict[str, Any], bands: int) -> list[float]:
     """Return the pixel values, by band of a file, that become a data preprocessor's pad value."""
     mean, std = (
         np.broadcast_to(preprocessor.get(name) or [default], bands) for name, default in (('mean', 0), ('std', 1))
@@ -304,7 +304,7 @@ def _neutral_values(preprocessor: dict[str, Any], bands: int) -> list[float]:
     return [float(value) for value in (values[::-1] if is_flipped else values)]
 
 
-def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Optional[int] = None) -> dict[str, Any]:
+def make_settings(cfg: Config, normalise: Normalise, planes: int, objects: Optional[int] = None) -> dict[str, Any]:
     """Return the entries of `deploy.json` for a whole model, which contains the preprocessing after `resize`.
 
     Args:
@@ -312,8 +312,9 @@ def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Op
         objects: the largest number of objects; None: any.
     """
     pipeline = find_tested_dataset(cfg).pipeline
+    load, resize_rule = find_load_settings(pipeline), find_resize_rule(pipeline)
     pixels = min(MAX_PIXELS, MAX_VALUES // planes)
     return dict(
-        preprocessing=dict(load=find_load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
+        preprocessing=dict(load=load, resize=resize_rule, **normalise.settings()),
         limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),
     )

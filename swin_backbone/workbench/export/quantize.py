@@ -20,7 +20,7 @@ from ..data.media import make_frame
 from ..predict.predictor import Predictor
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import find_load_settings, load_bands, resize_rule
+from .picture import find_load_settings, find_resize_rule, load_bands
 from .runtime import openvino_core, resize
 
 CALIBRATION_PICTURES = 64
@@ -28,7 +28,7 @@ CALIBRATION_PICTURES = 64
 Feed = list[NDArray[Any]]
 
 
-def dataset_pictures(cfg: Config, phase: str, max_pictures: int) -> Iterator[NDArray[Any]]:
+def iter_dataset_pictures(cfg: Config, phase: str, max_pictures: int) -> Iterator[NDArray[Any]]:
     """Yield up to `max_pictures` pictures of a config's data set, chosen at equal distances.
 
     Args:
@@ -48,19 +48,19 @@ def dataset_pictures(cfg: Config, phase: str, max_pictures: int) -> Iterator[NDA
         raise ExportError(f'the {phase} set of the config cannot be read ({error})') from error
 
 
-def training_pictures(cfg: Config) -> list[NDArray[Any]]:
+def read_training_pictures(cfg: Config) -> list[NDArray[Any]]:
     """Return pictures of a config's training set.
 
     Raises:
         ExportError: for an unreadable training set.
     """
     try:
-        return list(dataset_pictures(cfg, 'train', CALIBRATION_PICTURES))
+        return list(iter_dataset_pictures(cfg, 'train', CALIBRATION_PICTURES))
     except ExportError as error:
         raise ExportError(f'--precision int8 needs pictures to calibrate on: give --pictures; {error}') from error
 
 
-def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor: Predictor) -> list[Feed]:
+def make_feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor: Predictor) -> list[Feed]:
     """Return the inputs of a graph for pictures: of a part, the images that the model makes of them.
 
     Args:
@@ -72,7 +72,7 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]
         return [[image] for image in images]
-    rule = resize_rule(find_tested_dataset(cfg).pipeline)
+    rule = find_resize_rule(find_tested_dataset(cfg).pipeline)
     pictures = [picture if picture.shape[2] == 3 else picture.astype(np.float32) for picture in pictures]
     return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
 

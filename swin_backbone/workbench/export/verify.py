@@ -26,7 +26,7 @@ class Tolerance(NamedTuple):
     """The largest difference between a file and PyTorch.
 
     Args:
-        maps: largest error of a map, see `map_error`.
+        maps: largest error of a map, see `compute_map_error`.
         labels: smallest share of equal labels of pixels.
         objects: smallest share of objects with a match in the other result. Rounding may decide whether an object is
             suppressed.
@@ -89,7 +89,7 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
         shape = image.shape
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in graph.module(image)]
-        errors = [map_error(*pair, precision) for pair in zip(run([image.numpy()]), expected)]
+        errors = [compute_map_error(*pair, precision) for pair in zip(run([image.numpy()]), expected)]
         figures.append(dict(shape=list(shape), error=max(errors)))
         worst = int(np.argmax(errors))
         if not errors[worst] <= TOLERANCES[precision].maps:
@@ -125,7 +125,7 @@ def verify_results(
             for result in model.predict([sample.pixels] * batch, batch):
                 figure: dict[str, Any] = dict(name=sample.name, picture=list(sample.pixels.shape[:2]), batch=batch)
                 figure.update(compare(result, expected, precision, max_objects))
-                difference = _difference(figure, precision)
+                difference = _describe_difference(figure, precision)
                 if difference and not sample.is_generated:
                     raise ExportError(
                         f'verification failed in {sample.name}: {difference}; --pictures compares others: {figure}'
@@ -134,20 +134,20 @@ def verify_results(
     return figures
 
 
-def _difference(figure: dict[str, Any], precision: str) -> Optional[str]:
+def _describe_difference(figure: dict[str, Any], precision: str) -> Optional[str]:
     """Return the difference that is too large for the precision, as a sentence; None: there is none."""
     tolerance = TOLERANCES[precision]
-    for name, parts, share in (
+    for key, things, share in (
         ('equal_labels', 'labels', tolerance.labels),
         ('matched', 'objects', tolerance.objects),
     ):
-        if figure.get(name, 1.0) < share:
-            return f'{figure[name]:.2%} of the {parts} are those of PyTorch, and {precision} takes {share:.1%}'
+        if figure.get(key, 1.0) < share:
+            return f'{figure[key]:.2%} of the {things} are those of PyTorch, and {precision} takes {share:.1%}'
     return None
 
 
-def outcome(figures: Sequence[dict[str, Any]]) -> str:
-    """Return the outcome of a verification in words: how many pictures compared something, and what differs."""
+def describe_outcome(figures: Sequence[dict[str, Any]]) -> str:
+    """Return the outcome of a verification in words: in how many pictures something is compared, and what differs."""
     names = {figure['name'] for figure in figures if 'name' in figure}
     if not names:  # of maps
         return 'verified'
@@ -178,16 +178,17 @@ def compare(
     if 'boxes' not in expected:
         labels = expected['labels']
         compared = labels.size if np.ptp(labels) else 0
-        return dict(compared=compared, equal_labels=float(_agrees(result['labels'], expected).mean()))
-    tolerance, scores = TOLERANCES[precision], np.concatenate([expected['scores'], result['scores']])
+        return dict(compared=compared, equal_labels=float(_find_agreement(result['labels'], expected).mean()))
+    tolerance = TOLERANCES[precision]
+    scores = np.concatenate([expected['scores'], result['scores']])
     full = [each['scores'].min() for each in (expected, result) if max_objects and len(each['scores']) == max_objects]
     # Rounding may move an object across the end of a list: the model's threshold, or the largest number of objects.
     min_score = max([CLEAR_SCORE, *full]) + tolerance.score
     if len(scores) and not (scores >= min_score).any():
         min_score = max(np.sort(scores)[-FEW_OBJECTS:][0], scores.min() + tolerance.score)
     matches = [
-        *_best_matches(expected, result, min_score, tolerance),
-        *_best_matches(result, expected, min_score, tolerance),
+        *_match_objects(expected, result, min_score, tolerance),
+        *_match_objects(result, expected, min_score, tolerance),
     ]
     figure: dict[str, Any] = dict(objects=len(expected['scores']), found=len(result['scores']), compared=len(matches))
     if matches:
@@ -198,7 +199,7 @@ def compare(
     return figure
 
 
-def _agrees(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
+def _find_agreement(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
     """Return whether a pixel has PyTorch's label, or an equal logit: (H, W). Mask2Former's logits tie off objects."""
     logits_KHW = expected.get('logits')
     equal_HW: NDArray[np.bool_] = labels_HW == expected['labels']
@@ -209,7 +210,7 @@ def _agrees(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
     return equal_HW | ties_HW
 
 
-def _best_matches(
+def _match_objects(
     result: Result, other: Result, min_score: float, tolerance: Tolerance
 ) -> list[tuple[float, float, float, bool]]:
     """Compare each object of a result with the most similar object of its class in another result.
@@ -223,7 +224,8 @@ def _best_matches(
     from mmdet.evaluation import bbox_overlaps
 
     has_area = (result['boxes'][:, :2] < result['boxes'][:, 2:]).all(1)
-    matches, is_free = [], np.ones(len(other['scores']), bool)
+    is_free = np.ones(len(other['scores']), bool)
+    matches = []
     for index in np.flatnonzero((result['scores'] >= min_score) & has_area):
         same = np.flatnonzero(is_free & (other['labels'] == result['labels'][index]))
         if not len(same):
@@ -234,22 +236,23 @@ def _best_matches(
         ious = np.where(shifts <= SAME_CORNERS, 1.0, ious)  # the IoU of a box of few pixels falls with rounding
         errors = np.abs(other['scores'][same] - result['scores'][index])
         best = np.lexsort((errors, -np.round(ious, 3)))[0]
-        iou, mask_iou, error = float(ious[best]), 1.0, float(errors[best])
+        iou, error = float(ious[best]), float(errors[best])
+        mask_iou = 1.0
         if 'masks' in result:
-            mask_iou = _mask_iou(result['masks'][index], other['masks'][same[best]])
+            mask_iou = _compute_mask_iou(result['masks'][index], other['masks'][same[best]])
         matched = iou >= tolerance.iou and mask_iou >= tolerance.mask_iou and error <= tolerance.score
         is_free[same[best]] = not matched
         matches.append((iou, mask_iou, error, matched))
     return matches
 
 
-def _mask_iou(mask_HW: NDArray[Any], other_HW: NDArray[Any]) -> float:
+def _compute_mask_iou(mask_HW: NDArray[Any], other_HW: NDArray[Any]) -> float:
     if mask_HW.shape != other_HW.shape:
         return 0.0
     return 1 - float((mask_HW ^ other_HW).sum()) / max(FEW_PIXELS, int((mask_HW | other_HW).sum()))
 
 
-def map_error(result: NDArray[Any], expected: NDArray[Any], precision: str = 'fp32') -> float:
+def compute_map_error(result: NDArray[Any], expected: NDArray[Any], precision: str = 'fp32') -> float:
     """Return the largest difference, relative to the largest value or 1; infinite for unequal shapes.
 
     In int8, both are root mean squares: a rare outlier does not count.

@@ -279,14 +279,14 @@ def compare_graph(cfg: Config, checkpoint: Path, texts=(), is_captured=False):
     if texts:
         pipeline = predictor.pipeline
         predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})
-    graph = export.graph_of(predictor.model, cfg, 'model', None, texts)
+    graph = export.build_graph(predictor.model, cfg, 'model', None, texts)
     program = graph.module
     if is_captured:
-        program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
+        program = formats.capture(graph, export.make_example(graph)).module(check_guards=False)  # a file has no guards
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
-    for _, picture, _ in export.generated_samples(graph)[1:]:
-        expected = export.result_of(predictor, picture)
+    for _, picture, _ in export.generate_samples(graph)[1:]:
+        expected = export.predict_result(predictor, picture)
         resized = resize(picture, graph.settings['preprocessing']['resize'])
         with torch.no_grad():
             outputs = program(torch.from_numpy(np.stack([resized] * batch)), torch.tensor(picture.shape[:2]))

@@ -94,7 +94,7 @@ def test_a_recipe(name, tmp_path):
     test_settings = {key: cfg[key] for key in ('test_dataloader', 'test_evaluator', 'test_cfg')}
     checkpoint = train(cfg, tmp_path)
     out = tmp_path / 'out'
-    of_free_sizes = export.graph_of(open_predictor(cfg, str(checkpoint)).model, cfg, 'model', None)
+    of_free_sizes = export.build_graph(open_predictor(cfg, str(checkpoint)).model, cfg, 'model', None)
     assert tuple(of_free_sizes.inputs[0].shape) == ('batch', 'height', 'width', BANDS)
     manifest = export.export_model(cfg, str(checkpoint), out, shape=SHAPE)
     assert manifest['inputs'][0]['dtype'] == 'float32'

@@ -106,7 +106,7 @@ def test_co_dino_by_another_head_is_refused(co_dino):
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(co_dino.model)
     with pytest.raises(ExportError, match="CoDETR with CoDINOHead and eval_module='one-stage' cannot be exported"):
-        export.graph_of(model, co_dino, 'model', None)
+        export.build_graph(model, co_dino, 'model', None)
 
 
 def test_grounding_dino_of_free_sizes(grounding_dino, tmp_path):

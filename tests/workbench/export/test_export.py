@@ -41,7 +41,7 @@ RECTANGULAR = dict(window_size=(5, 4), mask_padding=True, use_abs_pos_embed=True
 )
 def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, format, shape, tmp_path):
     require(format)
-    one = graph.maps_graph(small_swin(cls, **arguments), 'backbone', shape)
+    one = graph.build_maps_graph(small_swin(cls, **arguments), 'backbone', shape)
     manifest = export.write(one, tmp_path / 'out', format, 'fp32')
     assert manifest == json.loads((tmp_path / 'out' / 'deploy.json').read_text())
     assert len(manifest['verification']) == (6 if shape is None else 1)
@@ -55,7 +55,7 @@ def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
     onnx = pytest.importorskip('onnx')
     model = small_swin(SwinBackbone, **TWO_WINDOWS, mask_padding=True)
     model.stages[1].blocks[0].shift = 2, 2  # as of a second block, without the first
-    one = graph.maps_graph(model, 'backbone', None)
+    one = graph.build_maps_graph(model, 'backbone', None)
     manifest = export.write(one, tmp_path / 'out', 'onnx', 'fp32')
     assert len(manifest['verification']) == 6
     model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
@@ -74,7 +74,7 @@ def test_a_file_of_one_size_has_no_expanded_masks(tmp_path):
     """The runtime computes the masks and the index tables of all windows, from small tables."""
     require('openvino')
     model = small_swin(SwinBackbone, embed_dims=64)
-    export.write_model(graph.maps_graph(model, 'backbone', (96, 160)), tmp_path, 'openvino', 'fp32')
+    export.write_model(graph.build_maps_graph(model, 'backbone', (96, 160)), tmp_path, 'openvino', 'fp32')
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert weights < (tmp_path / 'model.bin').stat().st_size < 1.2 * weights
 
@@ -84,7 +84,7 @@ def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
     FPN = pytest.importorskip('mmdet.models', reason='mmdet is not installed').FPN
     neck = FPN([32], 8, 3, add_extra_convs='on_input')
     model = SimpleNamespace(backbone=small_swin(SwinBackbone, depths=(1,)), neck=neck)
-    one = graph.maps_graph(model, 'neck', None)
+    one = graph.build_maps_graph(model, 'neck', None)
     require('onnx')
     export.write(one, tmp_path / 'out', 'onnx', 'fp32')
     run = runtime.RuntimeModel(tmp_path / 'out').run
@@ -99,7 +99,7 @@ def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
 def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
     """Change the weights between capture and verification, so the verification fails."""
     model = small_swin(SwinBackbone, depths=(1,))
-    one = graph.maps_graph(model, 'backbone', (8, 12))
+    one = graph.build_maps_graph(model, 'backbone', (8, 12))
     require('onnx')
     export.write(one, tmp_path / 'out', 'onnx', 'fp32')
     before = {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
@@ -120,7 +120,7 @@ def test_an_earlier_export_without_user_files_is_replaced(record_fault, tmp_path
     out = tmp_path / 'out'
 
     def make(text, **more):
-        with export.new_folder(out, **more) as folder:
+        with export.replace_folder(out, **more) as folder:
             for name in ('deploy.json', 'model.onnx'):
                 (folder / name).write_text(text)
 
@@ -142,7 +142,7 @@ def test_an_earlier_export_without_user_files_is_replaced(record_fault, tmp_path
     (out / 'model.onnx.d').rmdir()
     make('6', overwrite=True)
     (tmp_path / 'link').symlink_to(out)
-    with pytest.raises(ExportError, match='--out-dir takes a new folder'), export.new_folder(tmp_path / 'link'):
+    with pytest.raises(ExportError, match='--out-dir takes a new folder'), export.replace_folder(tmp_path / 'link'):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'mine', 'out']
 
@@ -150,8 +150,8 @@ def test_an_earlier_export_without_user_files_is_replaced(record_fault, tmp_path
 def test_what_cannot_be_exported_is_said():
     model = small_swin(SwinBackbone, depths=(1,), small_map='shrink')
     for ask, says in (
-        (lambda: graph.maps_graph(model, 'backbone', None), "small_map='shrink'.*give --shape H W"),
-        (lambda: graph.maps_graph(model, 'neck', (8, 8)), 'SwinBackbone has none: use --part backbone'),
+        (lambda: graph.build_maps_graph(model, 'backbone', None), "small_map='shrink'.*give --shape H W"),
+        (lambda: graph.build_maps_graph(model, 'neck', (8, 8)), 'SwinBackbone has none: use --part backbone'),
         (lambda: formats.check_format('tflite', 'fp32'), "'onnx', 'openvino', got 'tflite'"),
         (lambda: formats.check_format('onnx', 'bf16'), "onnx takes one of 'fp32', 'fp16', 'int8', got 'bf16'"),
         (lambda: formats.check_format('onnx', 'fp16', 'swin'), "swin takes one of 'fp32', 'bf16', 'int8', got 'fp16'"),
@@ -161,21 +161,21 @@ def test_what_cannot_be_exported_is_said():
 
 
 def test_a_map_of_another_shape_is_no_match():
-    assert verify.map_error(np.zeros((1, 2)), np.zeros((1, 3))) == float('inf')
-    assert verify.map_error(np.full((1, 2), 4.0), np.array([[2.0, 4.0]])) == 0.5
+    assert verify.compute_map_error(np.zeros((1, 2)), np.zeros((1, 3))) == float('inf')
+    assert verify.compute_map_error(np.full((1, 2), 4.0), np.array([[2.0, 4.0]])) == 0.5
 
 
 def test_resize_rule_of_a_pipeline():
     def rule_at_one_size(pipeline):
         cfg = Config(dict(model=dict(backbone={}), test_dataloader=dict(dataset=dict(pipeline=pipeline))))
-        steps = picture.at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
+        steps = picture.fix_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
         assert list(cfg.test_dataloader.dataset.pipeline) == pipeline
-        return [one['type'] for one in steps], picture.resize_rule(steps)
+        return [one['type'] for one in steps], picture.find_resize_rule(steps)
 
     load, pack = dict(type='LoadImageFromFile'), dict(type='PackDetInputs')
-    assert picture.resize_rule([load, pack]) is None
+    assert picture.find_resize_rule([load, pack]) is None
     step = dict(type='Resize', scale=(1333, 800), keep_ratio=True)
-    assert picture.resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
+    assert picture.find_resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
     for pipeline in ([load, pack], [load, dict(step, keep_ratio=False), pack]):
         kinds, rule = rule_at_one_size(pipeline)
         assert (kinds, rule) == (
@@ -189,12 +189,12 @@ def test_resize_rule_of_a_pipeline():
     for resize in (step, dict(step, keep_ratio=False)):  # a part of the model takes any further step
         steps = [load, resize, dict(type='RandomFlip'), pack]
         cfg = Config(dict(model=dict(backbone={}), test_dataloader=dict(dataset=dict(pipeline=steps))))
-        kept = picture.at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
+        kept = picture.fix_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
         assert 'RandomFlip' in [one['type'] for one in kept]
         with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
-            picture.resize_rule(kept)
+            picture.find_resize_rule(kept)
     with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
-        picture.resize_rule([load, step, dict(type='RandomFlip'), pack])
+        picture.find_resize_rule([load, step, dict(type='RandomFlip'), pack])
 
 
 @pytest.mark.parametrize('keeps_ratio', [True, False])
@@ -219,8 +219,8 @@ def test_graph_runtime_and_toolbox_letterbox_alike(shape, pad):
     preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
     model = dict(backbone={}, data_preprocessor=preprocessor)
     cfg = Config(dict(model=model, test_dataloader=dict(dataset=dict(pipeline=[*steps, dict(type='PackX')]))))
-    pipeline = picture.at_one_size(cfg, shape).test_dataloader.dataset.pipeline
-    padding, rule = picture.Padding(pipeline), picture.resize_rule(pipeline)
+    pipeline = picture.fix_size(cfg, shape).test_dataloader.dataset.pipeline
+    padding, rule = picture.Padding(pipeline), picture.find_resize_rule(pipeline)
     letterbox = picture.Letterbox(**{name: value for name, value in pipeline[-1].items() if name != 'type'})
     values = [114, 115, 116] if pad else preprocessor['mean'][::-1]
     rng = np.random.default_rng(0)
@@ -239,13 +239,13 @@ def test_graph_runtime_and_toolbox_letterbox_alike(shape, pad):
         resized = runtime.resize(pixels, rule)
         assert resized.shape == (*shape, 3)
         padded, content = padding(torch.from_numpy(resized)[None], torch.tensor([h, w]))
-        assert picture.content_size(content).tolist() == [height, width]
+        assert picture.measure_content(content).tolist() == [height, width]
         sample = BaseDataElement()
         packed = letterbox(dict(inputs=torch.from_numpy(pixels).permute(2, 0, 1), data_samples=sample))
         assert torch.equal(padded[0].permute(2, 0, 1), packed['inputs'])
         assert (packed['inputs'][:, height:].reshape(3, -1) == torch.tensor(values)[:, None]).all()
         assert (packed['inputs'][:, :, width:].reshape(3, -1) == torch.tensor(values)[:, None]).all()
-        assert sample.pad_shape == tuple(padded.shape[1:3]) == tuple(picture.multiples(shape, 32) if pad else shape)
+        assert sample.pad_shape == tuple(padded.shape[1:3]) == tuple(picture.round_up(shape, 32) if pad else shape)
         assert sample.img_shape == (sample.pad_shape if pad else (height, width))
         assert sample.scale_factor == (width / w, height / h)
 
@@ -272,7 +272,7 @@ def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected
     for bands in (3, 1):
         model = dict(backbone=dict(in_channels=bands), data_preprocessor=preprocessor)
         cfg = Config(dict(model=model, test_dataloader=dict(dataset=dict(pipeline=steps))))
-        cfg = picture.at_one_size(cfg, shape) if shape else cfg
+        cfg = picture.fix_size(cfg, shape) if shape else cfg
         predictor = Predictor.__new__(Predictor)
         with DefaultScope.overwrite_default_scope(scope):
             built = MODELS.build(cfg.model.data_preprocessor)
@@ -281,9 +281,9 @@ def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected
             backbone=small_swin(SwinBackbone, depths=(1,), in_channels=bands), data_preprocessor=built
         )
         vars(predictor).update(scope=scope, model=model, pipeline=pipeline)
-        one = export.graph_of(model, cfg, 'backbone', shape)
+        one = export.build_graph(model, cfg, 'backbone', shape)
         assert {'mean', 'std', 'channels', 'pad_divisor', 'pad_value'} == set(one.settings['preprocessing'])
-        ((image,),) = quantize.feeds([np.zeros((30, 40, bands), np.uint8)], one, cfg, predictor)
+        ((image,),) = quantize.make_feeds([np.zeros((30, 40, bands), np.uint8)], one, cfg, predictor)
         assert (image.dtype, image.shape) == (np.float32, (1, bands, *expected))
         assert (image[..., 40:] == 7).all() == keeps_ratio
 
@@ -309,7 +309,7 @@ def test_pixel_limits_are_lower_for_larger_results():
     cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=[]))))
     for planes, pixels in ((1, 1 << 26), (150, (8 << 30) // (150 * 4))):
         normalise = SimpleNamespace(settings=dict)
-        assert picture.picture_settings(cfg, normalise, planes)['limits'] == dict(pixels=pixels)
+        assert picture.make_settings(cfg, normalise, planes)['limits'] == dict(pixels=pixels)
 
 
 def test_building_a_graph_changes_no_layer():
@@ -402,9 +402,9 @@ def test_a_generated_picture_refuses_no_file():
     file = File(objects(0.9), objects(0.9, 0.8))
     figures = verify.verify_results(file, lambda _: objects(0.9), samples, 'int8 by swin')
     words = '66.67% of the objects are those of PyTorch, and int8 by swin takes 70.0%'
-    assert verify.outcome(figures) == f'verified in 1 of 2 pictures; noise: {words}'
+    assert verify.describe_outcome(figures) == f'verified in 1 of 2 pictures; noise: {words}'
     figures = verify.verify_results(File(objects(0.9)), lambda _: objects(0.9, 0.8), samples[1:], 'fp32')
-    assert verify.outcome(figures).startswith(
+    assert verify.describe_outcome(figures).startswith(
         'not verified: give --pictures with objects; noise: 66.67% of the objects'
     )
     with pytest.raises(ExportError, match=f'verification failed in b: {words}; --pictures compares others'):
@@ -423,7 +423,7 @@ def test_the_outcome_tells_how_many_pictures_compared_something(found, words):
     results = [objects(0.9) if number else objects() for number in found]
     truth = iter(results)
     figures = verify.verify_results(File(*results), lambda _: next(truth), [sample('a'), sample('b')], 'fp32')
-    assert verify.outcome(figures).startswith(words)
+    assert verify.describe_outcome(figures).startswith(words)
 
 
 def test_labels_of_one_logit_are_compared_alone():
@@ -476,7 +476,7 @@ LIMITS = [('int8', 0.23), ('int8 by swin', 0.12), ('bf16', 0.23), ('fp16', 0.03)
 
 @pytest.mark.parametrize(('precision', 'error'), LIMITS)
 def test_an_error_of_maps_is_refused_in_every_precision(precision, error):
-    one = graph.maps_graph(small_swin(SwinBackbone, depths=(1,)), 'backbone', (8, 12))
+    one = graph.build_maps_graph(small_swin(SwinBackbone, depths=(1,)), 'backbone', (8, 12))
 
     def run(images):
         (y,) = one.module(torch.from_numpy(images[0]))

@@ -178,7 +178,7 @@ def test_it_runs_where_there_is_no_torch(work):
     predictor = open_predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
     results = np.load(work / 'found.npz')
     for index, picture in enumerate(pictures_of(work)):
-        truth = export.result_of(predictor, picture)['labels']
+        truth = export.predict_result(predictor, picture)['labels']
         assert results[f'arr_{index}'].shape == VERIFIED_SIZES[index]
         assert (results[f'arr_{index}'] == truth).mean() > 0.999
 

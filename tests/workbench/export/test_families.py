@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.workbench.export import export, runtime, verify
 from swin_backbone.workbench.export.graph import ExportError, Port
-from swin_backbone.workbench.export.picture import multiples
+from swin_backbone.workbench.export.picture import round_up
 
 
 class Family(NamedTuple):
@@ -93,10 +93,10 @@ def letterboxed(cfg, side):
         step.update(size=(side, side), size_divisor=None, pad_to_square=False)
     preprocessor = cfg.model.data_preprocessor
     if cfg.default_scope == 'mmdet':
-        preprocessor.pad_size_divisor = multiples([side], preprocessor.get('pad_size_divisor', 1))[0]
+        preprocessor.pad_size_divisor = round_up([side], preprocessor.get('pad_size_divisor', 1))[0]
     else:
         divisor = (preprocessor.get('test_cfg') or {}).get('size_divisor', 1)
-        preprocessor.test_cfg = dict(size=multiples([side, side], divisor))
+        preprocessor.test_cfg = dict(size=round_up([side, side], divisor))
     return cfg
 
 
@@ -121,7 +121,7 @@ def check(cfg, family, shape, folder):
     predictor = open_predictor(cfg if shape is None else letterboxed(cfg, shape[0]), checkpoint, 'cpu')
     graph = SimpleNamespace(free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
     (out / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
-    results = (lambda picture: export.result_of(predictor, picture)), export.generated_samples(graph)
+    results = (lambda picture: export.predict_result(predictor, picture)), export.generate_samples(graph)
     judge(verify.verify_results(runtime.RuntimeModel(out), *results, 'fp32'), least_iou)
 
 
@@ -184,4 +184,4 @@ def test_a_refusal_names_the_part_that_prevents_it(name, says):
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = MODELS.build(cfg.model)
     with pytest.raises(ExportError, match=says + r'.* cannot be exported whole.*: use --part neck or --part backbone'):
-        export.graph_of(model, cfg, 'model', None)
+        export.build_graph(model, cfg, 'model', None)

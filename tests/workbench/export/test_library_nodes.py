@@ -34,7 +34,7 @@ def _one_small_size(monkeypatch):
 
 
 def write(model, folder, precision='fp32', shape=None, part='backbone'):
-    export.write(graph.maps_graph(model, part, shape), folder, 'onnx', precision, operators='swin')
+    export.write(graph.build_maps_graph(model, part, shape), folder, 'onnx', precision, operators='swin')
     return folder
 
 
@@ -113,21 +113,21 @@ def test_eight_bits_are_those_of_pytorch(cls, arguments, tmp_path):
     linear = [one for one in model.modules() if isinstance(one, (nn.Linear, nn.Conv2d))]
     linear = [one.weight for name, one in model.named_modules() if one in linear and 'cpb' not in name]
     assert sum(len(one.raw_data) for one in whole) == sum(weight.numel() for weight in linear)
-    in_eight_bits = accelerate(copy.deepcopy(model), precision='int8')
+    round_to_eight_bits = accelerate(copy.deepcopy(model), precision='int8')
     for format in ('onnx', 'openvino'):
-        check_equal(open_in(folder, format, tmp_path / format).run, in_eight_bits)
+        check_equal(open_in(folder, format, tmp_path / format).run, round_to_eight_bits)
 
 
 @pytest.mark.parametrize('part', ['whole', 'largest'])
 def test_wrong_eight_bits_are_refused(part, tmp_path, monkeypatch):
     """Outputs with the factor or the numbers of another output."""
-    right = library_nodes.in_eight_bits
+    right = library_nodes.round_to_eight_bits
 
     def wrong(weight):
         whole, largest = right(weight)
         return (whole.flip(0), largest) if part == 'whole' else (whole, largest * torch.rand(len(largest)) * 4)
 
-    monkeypatch.setattr(library_nodes, 'in_eight_bits', wrong)
+    monkeypatch.setattr(library_nodes, 'round_to_eight_bits', wrong)
     with pytest.raises(export.ExportError, match=r'map\d is .* off PyTorch, and int8 by swin allows 1e-01'):
         write(small_swin(SwinBackbone, depths=(1,)), tmp_path / 'out', precision='int8', shape=(33, 47))
     assert not (tmp_path / 'out').exists()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ....sizes import Size
 from ...configs.data_parts import find_tested_dataset
-from ..graph import BackboneMaps, Graph, Port, example_size, export_refusal
-from ..picture import Normalise, Padding, content_size, picture_ports, picture_settings
+from ..graph import BackboneMaps, Graph, Port, choose_example_size, export_refusal
+from ..picture import Normalise, Padding, make_picture_ports, make_settings, measure_content
 from .boxes import View
 from .dense import DenseHead
 from .detr import TransformerHead
@@ -41,7 +41,7 @@ class Detector(nn.Module):
         maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
         if content is not None:
-            resized = content_size(content).to(image.dtype)
+            resized = measure_content(content).to(image.dtype)
             image_size, content = (image_size, None) if self.padding.is_part else (resized, content)
         zoom_2 = (resized / size.to(image.dtype)).flip(0)
         picture_size: Any = None
@@ -56,7 +56,7 @@ class Detector(nn.Module):
         return results
 
 
-def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
+def build_head(model: Any, texts: Sequence[str] = ()) -> nn.Module:
     """Return the graph's head for a detector, or raise an ExportError with the part that prevents the export."""
     from mmdet.models import detectors
 
@@ -82,10 +82,10 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
     raise export_refusal(type(model).__name__)
 
 
-def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
+def build_detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
     """Return the graph of a whole detector. Arguments and errors: see `export_model`."""
-    head: Any = head_of(model, texts)
-    example = example_size(model.backbone, shape)
+    head: Any = build_head(model, texts)
+    example = choose_example_size(model.backbone, shape)
     padding = Padding(find_tested_dataset(cfg).pipeline)
     example = padding.example_size or example
     module = Detector(model, head, padding).eval()
@@ -98,5 +98,5 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     if head.with_masks:
         outputs.append(Port('masks', 'uint8', ('objects', 'own_height', 'own_width')))
     task = 'instances' if head.with_masks else 'boxes'
-    settings = picture_settings(cfg, module.normalise, head.planes, head.max_objects)
-    return Graph(module, task, picture_ports(model, head.batch, shape), outputs, shape is None, example, settings)
+    settings = make_settings(cfg, module.normalise, head.planes, head.max_objects)
+    return Graph(module, task, make_picture_ports(model, head.batch, shape), outputs, shape is None, example, settings)

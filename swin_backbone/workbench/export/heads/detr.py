@@ -108,7 +108,8 @@ class TransformerHead(boxes.Head):
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         parts, head = self.parts, self.parts.bbox_head
         B = maps[0].shape[0]
-        sizes, x_BTC = list_level_sizes(maps), flatten_maps(maps)
+        sizes = list_level_sizes(maps)
+        x_BTC = flatten_maps(maps)
         masks: list[Any] = [None] * len(sizes) if view.content is None else padding_masks(view.content, sizes)
         ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else valid_ratios(masks)
         mask_BT = None if view.content is None else torch.cat([tensor.flatten(1) for tensor in masks], 1)

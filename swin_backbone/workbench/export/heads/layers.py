@@ -33,9 +33,9 @@ def copy_for_graph(module: Any) -> Any:
             elif isinstance(layer, nn.AdaptiveAvgPool2d):
                 layer.forward = partial(adaptive_avg_pool, layer.output_size)  # type: ignore[method-assign]
     if hasattr(module, 'deform_sampling'):  # TOODHead samples every channel at a different place
-        module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
-            :, :, 0
-        ]
+        module.deform_sampling = lambda x, offset: sample_deformed(
+            x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1]
+        )[:, :, 0]
     return module
 
 
@@ -140,7 +140,7 @@ def graph_deformable_convolution(
     stride, padding, dilation = (
         value if isinstance(value, tuple) else (value, value) for value in (layer.stride, layer.padding, layer.dilation)
     )
-    samples_BCKHW = sampled(x, offset, layer.kernel_size, stride, padding, dilation, G)
+    samples_BCKHW = sample_deformed(x, offset, layer.kernel_size, stride, padding, dilation, G)
     if mask is not None:
         mask_BG1KHW = mask.unflatten(1, (G, 1, samples_BCKHW.shape[2]))
         samples_BCKHW = (samples_BCKHW.unflatten(1, (G, -1)) * mask_BG1KHW).flatten(1, 2)
@@ -148,7 +148,7 @@ def graph_deformable_convolution(
     return F.conv2d(samples_BCKHW.flatten(1, 2), weight, getattr(layer, 'bias', None), groups=layer.groups)
 
 
-def sampled(
+def sample_deformed(
     x: Tensor, offset: Tensor, kernel: Size, stride: Size, padding: Size, dilation: Size, groups: int
 ) -> Tensor:
     """Return the inputs of a deformable convolution's products: (B, C, K, H, W) of the output.

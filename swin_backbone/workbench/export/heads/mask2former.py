@@ -33,7 +33,8 @@ def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Te
         position = decoder.postional_encoding(torch.zeros_like(feature[:, 0], dtype=torch.bool))
         projected.append(convolve(feature))
         positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
-    x_BTC, position_BTC, sizes = flatten_maps(projected), flatten_maps(positions), list_level_sizes(projected)
+    x_BTC, position_BTC = flatten_maps(projected), flatten_maps(positions)
+    sizes = list_level_sizes(projected)
     locations = token_centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
     for layer in decoder.encoder.layers:
         x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=locations)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ....sizes import Size
 from ...configs.data_parts import find_tested_dataset
-from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, export_refusal
-from ..picture import Normalise, Padding, crop, picture_ports, picture_settings
+from ..graph import BackboneMaps, ExportError, Graph, Port, choose_example_size, export_refusal
+from ..picture import Normalise, Padding, crop, make_picture_ports, make_settings
 from .layers import copy_for_graph
 from .mask2former import query_head, semantic_logits
 
@@ -60,7 +60,7 @@ class Segmentor(nn.Module):
         return labels.to(torch.uint8), logits
 
 
-def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
+def build_segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     """Return the graph of a whole segmentor. Arguments and errors: see `export_model`."""
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model) is not EncoderDecoder:
@@ -76,16 +76,16 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
             'a segmentor with align_corners=True, more than 256 classes, or data_preprocessor.test_cfg.size cannot be '
             'exported whole: use --part neck or backbone'
         )
-    example = example_size(model.backbone, shape)
+    example = choose_example_size(model.backbone, shape)
     padding = Padding(find_tested_dataset(cfg).pipeline)
     example = padding.example_size or example
     module = Segmentor(model, padding).eval()
     # K-Net counts the images of a batch in Python
-    inputs = picture_ports(model, 1 if isinstance(head, IterativeDecodeHead) else None, shape)
+    inputs = make_picture_ports(model, 1 if isinstance(head, IterativeDecodeHead) else None, shape)
     batch = inputs[0].shape[0]
     outputs = [
         Port('labels', 'uint8', (batch, 'own_height', 'own_width')),
         Port('logits', 'float32', (batch, head.out_channels, 'own_height', 'own_width')),
     ]
-    settings = picture_settings(cfg, module.normalise, max(head.out_channels, getattr(head, 'num_queries', 1)))
+    settings = make_settings(cfg, module.normalise, max(head.out_channels, getattr(head, 'num_queries', 1)))
     return Graph(module, 'segmentation', inputs, outputs, shape is None, example, settings)
