@@ -163,7 +163,7 @@ def count_attention(counts: FlopCounts, backbone: str, height: int, width: int) 
 
     Args:
         backbone: name of the SwinBackbone or SwinV2Backbone in the model; '' for a backbone alone.
-        height, width: of the image.
+        height, width: size of the image.
 
     Returns:
         A dict for each stage with attention: stage, from 1; height and width of the map, in tokens; layers; counted: of

@@ -67,7 +67,7 @@ def export_model(
         part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
         shape: height and width of the model's input, for batch size 1: see `fix_size`. None: batch, height and
             width stay free.
-        precision: from `formats.PRECISIONS`. None: the first precision of the format.
+        precision: a name from `formats.PRECISIONS`. None: the first precision of the format.
         pictures: BGR pixels for verification and for the calibration of int8 without `operators`. Empty: two pictures
             of the test set and generated ones for verification, pictures of the training set for calibration.
         unsafe_load: see `load_checkpoint`.

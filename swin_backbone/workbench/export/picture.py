@@ -267,8 +267,8 @@ def load_bands(path: str, load_settings: dict[str, Any]) -> NDArray[Any]:
 def fix_size(cfg: Config, shape: Size) -> Config:
     """Return a config with pictures of the size `shape`, height and width.
 
-    Pictures are stretched or, if the config keeps proportions, fitted and padded: by the values of the Pad step, or
-    without this step by those of the data preprocessor.
+    Pictures are stretched or, if the config keeps proportions, fitted and padded: by the values of the Pad step or,
+    without one, of the data preprocessor.
     """
     cfg = copy.deepcopy(cfg)
     dataset = find_tested_dataset(cfg)

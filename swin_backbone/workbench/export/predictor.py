@@ -140,7 +140,7 @@ class ExportedModel(BaseModel):
             except (OSError, RuntimeProblem) as error:
                 raise DataError(f'{sample.img_path}: {error}') from error
             put_result(sample, result)
-            for name, instances in sample.items():  # hooks and metrics take tensors, as of mmdet's preprocessor
+            for name, instances in sample.items():  # hooks and metrics take tensors, which mmdet's preprocessor makes
                 if isinstance(instances, InstanceData) and hasattr(instances.get('bboxes'), 'tensor'):
                     sample.get(name).bboxes = instances.bboxes.tensor
         return samples

@@ -64,7 +64,7 @@ def make_feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, pred
     """Return the inputs of a graph for pictures: of a part, the images that the model makes of them.
 
     Args:
-        cfg: with the test pipeline of the predictor.
+        cfg: config with the test pipeline of the predictor.
     """
     if graph.task == 'maps':
         images = [predictor.inputs(predictor.preprocess(make_frame(picture))).numpy() for picture in pictures]

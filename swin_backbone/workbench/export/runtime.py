@@ -57,7 +57,7 @@ class RuntimeModel:
     """An exported model in a runtime.
 
     Args:
-        folder: from `tools/export.py`.
+        folder: a folder of `tools/export.py`.
         device: 'cpu'; for onnxruntime also 'cuda' or 'tensorrt', for openvino 'gpu', 'npu' or 'auto'.
         threads: number of CPU threads; None: the runtime's default.
 

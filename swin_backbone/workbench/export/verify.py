@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     """A picture for the verification of a whole model.
 
     Args:
-        name: of the picture in messages.
+        name: name of the picture in messages.
         pixels: BGR, (h, w, bands).
         is_generated: not a photograph. A detector may find anything in noise, so a difference refuses no file.
     """
@@ -135,7 +135,7 @@ def verify_results(
 
 
 def _describe_difference(figure: dict[str, Any], precision: str) -> Optional[str]:
-    """Return the difference that is too large for the precision, as a sentence; None: there is none."""
+    """Return the difference that is too large for the precision, as a sentence; None without one."""
     tolerance = TOLERANCES[precision]
     for key, things, share in (
         ('equal_labels', 'labels', tolerance.labels),
@@ -167,7 +167,7 @@ def compare(
     """Compare the result of a file with PyTorch's.
 
     Args:
-        max_objects: of the model. The last objects of a list of this length may differ: the list is cut off.
+        max_objects: largest number of objects of the model. The last objects of a list of this length may differ.
 
     Returns:
         `compared`, the number of compared pixels or objects; 0 for pixels of a single class, which tell nothing. For

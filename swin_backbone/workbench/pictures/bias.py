@@ -24,9 +24,9 @@ def bias_tables(
 
     Args:
         loaded: result of `read_checkpoint`.
-        stage, block: from 1.
+        stage, block: numbers, from 1.
         target: (height, width). Default: twice the window of the checkpoint.
-        window_size: of the checkpoint, if the checkpoint has none. Default: square, for Swin V1.
+        window_size: window of the training, if the checkpoint does not name it. Default: square, for Swin V1.
 
     Raises:
         ValueError: if the checkpoint has no such block or no Swin, or its window is unknown.

@@ -49,9 +49,10 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
     """Return the influence of each place of a stage's map on a score: (B, H, W), from 0 to 1.
 
     Args:
-        model: with a `SwinBackbone` or `SwinV2Backbone`.
+        model: a model with a `SwinBackbone` or `SwinV2Backbone`.
         score: runs the model and returns the score. EigenCAM does not use the score.
-        stage: from 1. The map is the output after the norm; or before the norm, if the score depends on that alone.
+        stage: number of the stage, from 1. The map is the output after the norm or, if the score depends on that alone,
+            before the norm.
         method: 'grad' or 'eigen'.
 
     Raises:

@@ -42,8 +42,8 @@ def attention_figure(
         shifted: result of `attention_maps`.
         plain: result with shift=False.
         at: pixel of the token, (row, column).
-        strides: of the backbone's stages; see `strides_of`.
-        stage, block, head: from 1.
+        strides: strides of the backbone's stages, see `strides_of`.
+        stage, block, head: numbers, from 1.
 
     Raises:
         ValueError: if there is no such token, stage, block or head.
@@ -90,7 +90,7 @@ def features_figure(picture_HW3: NDArray[Any], maps: Sequence[tuple[str, Tensor]
     Args:
         picture_HW3: see above.
         maps: names and maps (C, H, W).
-        strides: of the maps.
+        strides: strides of the maps.
     """
     columns = len(maps) + 1
     height, width = picture_HW3.shape[:2]

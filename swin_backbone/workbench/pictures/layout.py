@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     A rolled map is padded to whole windows, and moved up and left by the shift.
 
     Args:
-        size: of the map, without padding.
+        size: height and width of the map, without padding.
         token_HW: number of the token at each place of the rolled map; -1 for padding.
         window_HW: number of the window of each place of the rolled map.
         region_HW: index of REGIONS, for each place of the rolled map. Tokens of a window attend within their region.
@@ -66,7 +66,7 @@ def map_size(image_size: Size, stage: int) -> Size:
     """Return height and width in tokens of a stage's map, for an image of (height, width) pixels.
 
     Args:
-        stage: from 1 to 4.
+        stage: number of the stage, from 1 to 4.
     """
     height, width = image_size
     stride = 2 ** (stage + 1)

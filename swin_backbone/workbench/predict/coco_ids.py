@@ -19,7 +19,7 @@ class CocoIds:
 
     Args:
         path: the JSON. Its annotations are not read.
-        predictor: of a detector.
+        predictor: the predictor of a detector.
 
     Attributes:
         images: ids of images, by the parts of file_name.

@@ -46,7 +46,7 @@ def _check_threshold(name: str, value: Any) -> float:
 
 
 def choose_score_thr(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
-    """Return thresholds for the predictions of a model; for None those of the predictor.
+    """Return the thresholds of a model's predictions. None: the thresholds of the predictor.
 
     Args:
         predictor: a `Predictor`, whose file imports this one.

@@ -23,7 +23,7 @@ def report_detection(
     """Return the report, and thumbnails of its first pictures and of the first labels of each kind.
 
     Args:
-        evaluations: of boxes, masks or both. The errors are those of the last.
+        evaluations: evaluations of boxes, masks or both. The errors are those of the last.
         files: paths of the tested pictures, by image_id. Other pictures are not listed.
         load: reads a picture in the orientation of the boxes.
     """

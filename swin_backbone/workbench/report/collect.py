@@ -51,10 +51,10 @@ def report_on_test(
 ) -> dict[str, Any]:
     """Test, write labels and results as files to `out_dir`, and report on these; see `write_report`.
 
-    The curves are those of the checkpoint's folder.
+    The curves are read from the checkpoint's folder.
 
     Args:
-        runner: of a test; of a detector with a CocoMetric.
+        runner: runner of a test; of a detector with a CocoMetric.
 
     Raises:
         ValueError: for a model of another toolbox, a CocoMetric without boxes and masks, a classifier with several

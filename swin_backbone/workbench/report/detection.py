@@ -164,7 +164,7 @@ def compute_stats(precision: Array, params: Params) -> list[Optional[float]]:
     All predictions of a picture count, up to the last of maxDets. `summarize` of COCOeval counts a hundred.
 
     Args:
-        precision: of COCOeval, (T, R, K, 4, M), or of a part of its classes.
+        precision: COCOeval's precision of all or some classes, (T, R, K, 4, M).
     """
     precision = precision[..., -1]
     by_iou = [precision[np.isclose(params.iouThrs, iou), ..., 0] for iou in (0.5, 0.75)]

@@ -124,7 +124,7 @@ def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out
     """Return the AP that COCOeval computes, averaged over the classes with objects; 0 without objects.
 
     Args:
-        label, score, is_right: of predictions, (D,).
+        label, score, is_right: values of the predictions, (D,).
         totals: objects by class, (K,).
         left_out: objects by class that are not counted, (K,). A class without any other has AP 1.
     """
@@ -148,7 +148,7 @@ def find_doubtful_labels(
     - 'no label': a sure prediction on no object. Sureness: score x (1 - largest IoU with an object).
     - 'other class': a sure prediction of another class on an object. Sureness: the score less the score of the
       prediction that finds the object, if any does. It is above 0.
-    - 'beside': a sure prediction of the class beside an object. Sureness: as of 'other class'.
+    - 'beside': a sure prediction of the class beside an object. Sureness: like that of 'other class'.
     - 'not found': all predictions near the object are unsure or find another object. Sureness: share of found objects
       of the class x (1 - highest score near the object).
 

@@ -115,7 +115,7 @@ def _check_each(path: Path, items: Iterable[Any], check: Callable[..., object], 
 
 
 def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Return whether the objects of a file have a `bbox` or `segmentation`. [] is none.
+    """Return whether the objects of a file have a `bbox` or `segmentation`. [] counts as none.
 
     Raises:
         ValueError: if some have one, and others have none.
@@ -128,7 +128,7 @@ def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
 
 
 def _check_entry(item: Mapping[str, Any], name: str, ids: set[Any]) -> None:
-    """Check the id of an image or a category, which is added to those of earlier entries, and its name."""
+    """Check the name and the id of an image or a category, and add the id to those of earlier entries."""
     if item['id'] in ids:
         raise ValueError(f'another has the id {item["id"]!r}')
     if isinstance(item['id'], str) != isinstance(next(iter(ids), item['id']), str):
@@ -148,8 +148,8 @@ def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, 
     """Turn the masks of a file into RLEs.
 
     Args:
-        sizes: height and width of the masks of each picture, to which those of the file are added. The size of a
-            picture in the labels is that of their polygons alone: RLEs may have another, which the picture has.
+        sizes: height and width of the masks of each picture; the masks of the file are added. The size of a picture in
+            the labels counts for polygons alone: RLEs may have another, which is that of the picture.
 
     Raises:
         ValueError: if pycocotools cannot read a mask, or masks of a picture, which are compared, have two sizes.

@@ -50,7 +50,7 @@ def write_report(
     Args:
         labels, results: files or folders of any program, see the head of report/files.py.
         pictures: folder of the pictures, which the names in the labels are relative to. None: no picture is shown.
-        classes: names of the classes of label PNGs; None: those of classes.txt, or else the values.
+        classes: names of the classes of label PNGs; None: the names in classes.txt or, without it, the values.
         others: reports to compare, by name: see `read_reports`.
         about: further entries of the report: `title`, `checkpoint`, `tested_on`, `metrics`, `config` and `log`.
         summarize: returns the differences of two configs; None: settings are not compared.
@@ -134,7 +134,7 @@ def read_reports(runs: Iterable[AnyPath], task: str) -> dict[str, dict[str, Any]
         runs: reports, or folders with report.json or report/report.json.
 
     Raises:
-        ValueError: if there is none, or it is of another task.
+        ValueError: if a folder has no report, or one of another task.
     """
     reports = {}
     for run in map(Path, runs):

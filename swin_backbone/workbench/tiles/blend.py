@@ -36,7 +36,7 @@ class Blender:
         """Add a tile.
 
         Args:
-            scores_KHW: of the tile's window, float32; None for a skipped tile.
+            scores_KHW: scores of the tile's window, float32; None for a skipped tile.
 
         Returns:
             The sums of the tile's cell (K, H, W), and the pixels with scores (H, W) bool. None: no pixel has scores.

@@ -95,7 +95,7 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
     """Return the part of a mask inside a box, without decoding the rest.
 
     Args:
-        segmentation: of a line of `objects/NAME.jsonl`.
+        segmentation: `segmentation` of a line of `objects/NAME.jsonl`.
         box: (x, y, width, height) in pixels, as COCO's bbox.
 
     Returns:
@@ -133,7 +133,7 @@ class Merger:
     """Merge twins among the objects of neighbouring tiles. Tiles come row by row.
 
     A tile is compared with the four earlier neighbours, within the overlap. An object is finished once no later tile
-    can have a part of it. Memory holds the unfinished objects and those of two rows of tiles.
+    can have a part of it. Memory holds the unfinished objects, and the objects of two rows of tiles.
     """
 
     def __init__(self, grid: Grid):

@@ -46,7 +46,7 @@ class TiledInference:
     """Inference of a detector or segmentor on a large picture.
 
     Args:
-        predictor: of a checkpoint or an exported folder.
+        predictor: predictor of a checkpoint or an exported folder.
         path: path of the picture; see `open_picture`.
         out_dir: folder of the results. A segmentor writes `labels/NAME.tif`; a detector writes `objects/NAME.jsonl`,
             `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` has
