@@ -59,6 +59,7 @@ def main() -> None:
     outputs = OutputOptions(
         args.tta, args.show, args.wait_time, args.show_dir, args.out, args.first_label, args.overwrite
     )
+    # OSError: outputs move to their places when the stack ends
     with exit_with_message((OSError,), args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)

@@ -35,11 +35,12 @@ def simplify(model: ir.Model) -> None:
 def _norm_tokens(graph: ir.Graph, norm: Any) -> None:
     """Compute a LayerNormalization of (B, H, W, C) on (B, H*W, C)."""
     x, y = norm.inputs[0], norm.outputs[0]
-    tokens_shape = _initializer(graph, f'{y.name}_tokens_shape', np.array([0, -1, int(x.shape[-1])]))
-    tokens = _node('Reshape', [x, tokens_shape], f'{y.name}_tokens', x.dtype)
-    shape = _node('Shape', [x], f'{y.name}_shape', ir.DataType.INT64)
-    back = _node('Reshape', [y, shape.outputs[0]], f'{y.name}_map', x.dtype)
-    back.outputs[0].shape, y.shape = y.shape, None
+    tokens_shape = _add_initializer(graph, f'{y.name}_tokens_shape', np.array([0, -1, int(x.shape[-1])]))
+    tokens = _make_node('Reshape', [x, tokens_shape], f'{y.name}_tokens', x.dtype)
+    shape = _make_node('Shape', [x], f'{y.name}_shape', ir.DataType.INT64)
+    back = _make_node('Reshape', [y, shape.outputs[0]], f'{y.name}_map', x.dtype)
+    back.outputs[0].shape = y.shape
+    y.shape = None
     y.replace_all_uses_with(back.outputs[0])
     back.replace_input_with(0, y)
     norm.replace_input_with(0, tokens.outputs[0])
@@ -54,41 +55,42 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
     slices = [use.node for use in transpose.outputs[0].uses()]
     if matmul is None or matmul.op_type != 'MatMul' or any(node.op_type != 'Slice' for node in slices):
         return
-    weight, bias = _constant(matmul.inputs[1]), _constant(add.inputs[1])
+    weight, bias = _find_constant(matmul.inputs[1]), _find_constant(add.inputs[1])
     if weight is None or bias is None:
         return
     heads, width = (int(transpose.outputs[0].shape[axis]) for axis in (2, 4))
     for cut in slices:
-        start: Any = _constant(cut.inputs[1])
+        start: Any = _find_constant(cut.inputs[1])
         ((squeeze, _),) = cut.outputs[0].uses()
-        result, dtype = squeeze.outputs[0], matmul.outputs[0].dtype
-        part = slice(start.item() * heads * width, (start.item() + 1) * heads * width)
+        result = squeeze.outputs[0]
+        dtype = matmul.outputs[0].dtype
+        columns = slice(start.item() * heads * width, (start.item() + 1) * heads * width)
         name = f'{matmul.outputs[0].name}_{"qkv"[start.item()]}'
-        own_weight = _initializer(graph, f'{name}_weight', weight[:, part])
-        own_bias = _initializer(graph, f'{name}_bias', bias[part])
-        shape = _initializer(graph, f'{name}_shape', np.array([0, 0, heads, width]))
-        product = _node('MatMul', [matmul.inputs[0], own_weight], f'{name}_product', dtype)
-        total = _node('Add', [product.outputs[0], own_bias], f'{name}_sum', dtype)
-        shaped = _node('Reshape', [total.outputs[0], shape], f'{name}_heads', dtype)
-        turned = _node('Transpose', [shaped.outputs[0]], name, dtype, perm=[0, 2, 1, 3])
+        own_weight = _add_initializer(graph, f'{name}_weight', weight[:, columns])
+        own_bias = _add_initializer(graph, f'{name}_bias', bias[columns])
+        shape = _add_initializer(graph, f'{name}_shape', np.array([0, 0, heads, width]))
+        product = _make_node('MatMul', [matmul.inputs[0], own_weight], f'{name}_product', dtype)
+        total = _make_node('Add', [product.outputs[0], own_bias], f'{name}_sum', dtype)
+        shaped = _make_node('Reshape', [total.outputs[0], shape], f'{name}_heads', dtype)
+        turned = _make_node('Transpose', [shaped.outputs[0]], name, dtype, perm=[0, 2, 1, 3])
         turned.outputs[0].shape = result.shape
         graph.insert_after(transpose, [product, total, shaped, turned])
         result.replace_all_uses_with(turned.outputs[0])
 
 
-def _node(kind: str, inputs: Sequence[Any], name: str, dtype: Any, **attributes: Any) -> Any:
+def _make_node(op_type: str, inputs: Sequence[Any], name: str, dtype: Any, **attributes: Any) -> Any:
     """Return a node whose output has a name and a type, which the quantization reads."""
-    node: Any = ir.node(kind, inputs, attributes=attributes)
+    node: Any = ir.node(op_type, inputs, attributes=attributes)
     node.outputs[0].name, node.outputs[0].dtype = name, dtype
     return node
 
 
-def _initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> Any:
+def _add_initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> Any:
     tensor: Any = ir.tensor(np.ascontiguousarray(array), name=name)
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
     graph.register_initializer(value)
     return value
 
 
-def _constant(value: Any) -> Optional[NDArray[Any]]:
+def _find_constant(value: Any) -> Optional[NDArray[Any]]:
     return value.const_value.numpy() if value.const_value is not None else None

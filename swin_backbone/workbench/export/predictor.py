@@ -27,7 +27,7 @@ from ..configs.published import set_load_from
 from ..data.load_picture import LoadPicture, is_reducing
 from ..data.media import Frame, check_not_truncated
 from ..pictures.colours import distinct_colours
-from ..predict.predictor import Predictor, with_background
+from ..predict.predictor import Predictor, add_background
 from ..predict.thresholds import SCORE_THR
 from ..resume.completeness import compare_names
 from ..runner.build import build_runner
@@ -96,7 +96,7 @@ class ExportedPredictor(Predictor):
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """See `Predictor.scores`."""
         (result,) = self.model.predict([prepared['inputs']], logits=True)
-        return with_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
+        return add_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
 
     def input_size(self, size: Size) -> Size:
         """See `Predictor.input_size`."""

@@ -93,7 +93,9 @@ class Inference:
             try:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
                     if not num_done and frame.size != frame.pixels.shape[:2]:
-                        self.print_line(f'{medium.path}: {describe_resize(frame)}', 'yellow')
+                        (height, width), seen = frame.size, frame.pixels.shape
+                        note = f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}'
+                        self.print_line(f'{medium.path}: {note}; --max-pixels takes more', 'yellow')
                     if not (medium.is_video or self.has_noted_reduction):
                         self.note_reduction(medium)
                     try:
@@ -173,9 +175,3 @@ class Inference:
 
     def print_line(self, text: str, style: str) -> None:
         self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def describe_resize(frame: Frame) -> str:
-    """Return a line about the reduction of a large picture."""
-    (height, width), seen = frame.size, frame.pixels.shape
-    return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'

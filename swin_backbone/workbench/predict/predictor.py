@@ -184,7 +184,7 @@ class Predictor:
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
         (sample,) = self.predict([prepared])
-        return with_background(sample.seg_logits.data.float().cpu().numpy(), self.binary_threshold)
+        return add_background(sample.seg_logits.data.float().cpu().numpy(), self.binary_threshold)
 
     @property
     def binary_threshold(self) -> Optional[float]:
@@ -243,7 +243,7 @@ class Predictor:
         return drawn
 
 
-def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:
+def add_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:
     """Return scores whose largest decides the class. A single score, a probability, gets the threshold beside it."""
     if len(scores_KHW) > 1:
         return scores_KHW

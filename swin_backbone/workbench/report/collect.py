@@ -87,15 +87,12 @@ def report_on_test(
         )
         with suppress(ValueError, OSError):  # no log
             about['log'] = read_log(Path(checkpoint).parent)._asdict()
-
-        def describe_differences(before: Any, after: Any) -> str:
-            return summarize(Config(before), Config(after))
-
         base = next(iter_base_datasets(runner.test_dataloader.dataset), None)
         load = read_picture if base is None else find_load_function(base)
         return write_report(
             folder, labels, results, pictures, classes=recorder.classes,
-            others=others, overwrite=True, about=about, summarize=describe_differences, load=load,
+            others=others, overwrite=True, about=about, load=load,
+            summarize=lambda before, after: summarize(Config(before), Config(after)),
         )  # fmt: skip
 
 

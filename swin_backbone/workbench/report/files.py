@@ -83,18 +83,18 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         item['id'] = new_id
     with silent():  # pycocotools prints
         truth.createIndex()
-    kinds = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
-    if not kinds:
+    keys = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
+    if not keys:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
     sizes: dict[Any, tuple[int, int]] = {}
     for path, items in files:
-        if 'segmentation' in kinds:
-            _read_masks(path, items, truth, sizes)
-        _check_each(path, items, _read_box, kinds)
-    _check_each(results, predictions, _read_result)
-    _check_each(labels, annotations, _read_label, kinds)
+        if 'segmentation' in keys:
+            _convert_masks(path, items, truth, sizes)
+        _check_each(path, items, _convert_box, keys)
+    _check_each(results, predictions, _convert_result)
+    _check_each(labels, annotations, _convert_label, keys)
     evaluations = []
-    for key in kinds:
+    for key in keys:
         params = Params('segm' if key == 'segmentation' else 'bbox')
         scored = predictions
         if key == 'segmentation':
@@ -122,8 +122,8 @@ def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
     """
     lacking = [item for item in items if item.get(key) in (None, [])]
     if 0 < len(lacking) < len(items):
-        number = f'{len(lacking)} of {len(items)} have none, as {lacking[0]!r:.200}'
-        raise ValueError(f'{path} takes a {key} in each of its objects, or in none: {number}')
+        got = f'{len(lacking)} of {len(items)} have none, as {lacking[0]!r:.200}'
+        raise ValueError(f'{path} takes a {key} in each of its objects, or in none: {got}')
     return not lacking
 
 
@@ -144,7 +144,7 @@ def _check_ids(item: Mapping[str, Any], known: Mapping[str, set[Any]]) -> None:
             raise ValueError(f'the labels have no {key}={item[key]!r}')
 
 
-def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, tuple[int, int]]) -> None:
+def _convert_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, tuple[int, int]]) -> None:
     """Turn the masks of a file into RLEs.
 
     Args:
@@ -157,7 +157,7 @@ def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, 
     masks: list[Any] = []
     _check_each(path, items, lambda item: masks.append((item['segmentation'], _find_mask_size(item, truth))))
     for item, (_, size), fault in zip(items, masks, find_mask_faults(masks)):
-        _check_each(path, [item], _read_mask, fault, size, sizes.setdefault(item['image_id'], size), truth)
+        _check_each(path, [item], _convert_mask, fault, size, sizes.setdefault(item['image_id'], size), truth)
 
 
 def _find_mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def _find_mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
     return check_size('size', (image['height'], image['width']))
 
 
-def _read_mask(
+def _convert_mask(
     item: dict[str, Any], fault: Fault, size: tuple[int, int], picture_size: tuple[int, int], truth: COCO
 ) -> None:
     if fault is not None and fault[0] != SHORT_POLYGON:
@@ -180,16 +180,16 @@ def _read_mask(
     item['segmentation'] = truth.annToRLE(item)
 
 
-def _read_result(item: dict[str, Any]) -> None:
+def _convert_result(item: dict[str, Any]) -> None:
     for key in {'score', 'mask_score'} & item.keys() | {'score'}:
         item[key] = float(_require_finite(item[key]))
     if not -ROUNDING <= item['score'] <= 1 + ROUNDING:  # thresholds are from 0 to 1
         raise ValueError(f'score takes a number from 0 to 1, got {item["score"]}')
 
 
-def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
+def _convert_label(item: dict[str, Any], keys: Sequence[str]) -> None:
     if 'area' not in item:
-        has_mask = 'segmentation' in kinds
+        has_mask = 'segmentation' in keys
         item['area'] = coco_mask.area(item['segmentation']) if has_mask else item['bbox'][2] * item['bbox'][3]
     item['area'] = float(_require_finite(item['area']))
     if item.setdefault('iscrowd', 0) not in (0, 1):
@@ -197,9 +197,9 @@ def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
     item['iscrowd'] = int(item['iscrowd'])
 
 
-def _read_box(item: dict[str, Any], kinds: Sequence[str]) -> None:
+def _convert_box(item: dict[str, Any], keys: Sequence[str]) -> None:
     """Turn the numbers of a box into floats. A mask alone gets the box of its pixels."""
-    box = _require_finite(item['bbox'] if 'bbox' in kinds else coco_mask.toBbox(item['segmentation']))
+    box = _require_finite(item['bbox'] if 'bbox' in keys else coco_mask.toBbox(item['segmentation']))
     if box.shape != (4,):
         raise ValueError(f'bbox takes x, y, width and height, got {item["bbox"]}')
     item['bbox'] = box.tolist()

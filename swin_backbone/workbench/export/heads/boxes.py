@@ -116,7 +116,7 @@ def suppress(
         moved_BM4 = boxes_BM4 + label_BM[..., None].to(boxes_BM4.dtype) * apart_B11
     kept_n3 = graph_nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
-    # Append `count` empty entries for topk
+    # topk needs at least `count` scores
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
     final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
     final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, count)], 1)

@@ -1,7 +1,7 @@
 """Graphs of DETRs: Deformable DETR, DINO, Grounding DINO and Co-DINO.
 
-The model's own encoder, decoder and head are traced. mmdet stores the sizes of the maps in tensors, and an exporter
-would fix the sizes. Functions of sizes are replaced.
+The model's own encoder, decoder and head are traced. mmdet stores the sizes of the maps in tensors, whose values an
+exporter would fix. So the functions of sizes are replaced.
 
 Layout: B batch, C channels, T tokens of all levels, Q queries, K classes, N objects of an image, L tokens of the text,
 H W height and width.
@@ -38,7 +38,7 @@ DETRS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
 
 
 class TransformerHead(boxes.Head):
-    """Encoder, decoder and head of a detector of `DETRS`. The parts are copied, not changed.
+    """Encoder, decoder and head of a detector of `DETRS`: copies, the model stays unchanged.
 
     Args:
         texts: class names for Grounding DINO.
@@ -84,7 +84,7 @@ class TransformerHead(boxes.Head):
             self._read_texts(model, texts)
 
     def _read_texts(self, model: Any, texts: Sequence[str]) -> None:
-        """Compute the features of the text once, for constants of the graph. The graph omits the language model."""
+        """Compute the features of the text, which are constants of the graph: it has no language model."""
         if model.test_cfg.get('chunked_size', -1) > 0:
             raise export_refusal(
                 'GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,'

@@ -20,7 +20,7 @@ LevelSizes = Sequence[Size]  # by level; sides are maybe symbolic
 
 
 def copy_for_graph(module: Any) -> Any:
-    """Copy a module, with the layers of the file."""
+    """Copy a module, with the layers of this file in the place of its own."""
     from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, MultiScaleDeformableAttention
 
     module = copy.deepcopy(module)

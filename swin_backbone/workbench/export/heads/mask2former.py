@@ -1,7 +1,7 @@
 """Mask2Former of mmseg (classes of pixels) and of mmdet (instances).
 
-mmdet's pixel decoder stores the sizes of the maps in tensors, and an exporter would fix the sizes. `mask_features`
-keeps sizes free.
+mmdet's pixel decoder stores the sizes of the maps in tensors, whose values an exporter would fix. `mask_features` keeps
+them free.
 
 Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points of a
 head and level, Q queries, K classes, N objects of an image.

@@ -1,6 +1,6 @@
-"""Two operators of detectors: non-maximum suppression and RoIAlign. torch lacks the operators.
+"""Two operators of detectors that torch lacks: non-maximum suppression and RoIAlign.
 
-mmcv computes the operators in PyTorch. An ONNX model has ONNX's standard operators.
+In PyTorch mmcv computes them. An ONNX model has the standard operators of ONNX.
 
 Layout: B batch, M boxes, R regions, n kept.
 """
@@ -16,9 +16,7 @@ NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to
 
 @torch.library.custom_op('swin_deploy::nms', mutates_args=())
 def graph_nms(boxes_BM4: Tensor, scores_BM: Tensor, iou_threshold: float) -> Tensor:
-    """Keep the best of overlapping boxes, above an overlap of `iou_threshold` (NMS).
-
-    Boxes with the score NEVER are ignored.
+    """Keep the best of the boxes whose overlap is above `iou_threshold` (NMS). Boxes with the score NEVER are ignored.
 
     Returns:
         (n, 3): image, 0 and box. The boxes of an image are sorted, best first.
@@ -81,7 +79,7 @@ def onnx_translations() -> dict[Callable[..., Any], Any]:
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, NEVER / 2)]
         return op.NonMaxSuppression(boxes, of_one_class, count, *thresholds)
 
-    # No annotations of tensors: the exporter would read annotations like a list of allowed types.
+    # Tensors have no annotations, which the exporter would read as a list of allowed types.
     def roi_align_onnx(  # type: ignore[no-untyped-def]
         map, boxes, image, height: int, width: int, scale: float, samples: int
     ):
