@@ -59,6 +59,7 @@ class ExportedPredictor(Predictor):
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
+        # without super().__init__, which builds a torch module from a config
         self.model: Any = RuntimeModel(folder, device, threads)
         info = self.model.info
         self.scope = find_scope(info)

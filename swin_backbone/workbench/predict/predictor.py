@@ -106,7 +106,7 @@ class Predictor:
             yield
 
     @contextmanager
-    def _forward(self) -> Iterator[None]:
+    def _forward_context(self) -> Iterator[None]:
         """Enter the scope and the mixed precision of a forward."""
         amp_context = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
         with self.in_scope(), amp_context:
@@ -155,7 +155,7 @@ class Predictor:
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the predictions for each frame of a batch."""
-        with self._forward():
+        with self._forward_context():
             samples: list[BaseDataElement] = predict_by_shape(self.model.test_step, pseudo_collate(prepared))
             return samples
 
@@ -178,7 +178,7 @@ class Predictor:
             ValueError: see `require_backbone`.
         """
         self.require_backbone()
-        with self._forward():
+        with self._forward_context():
             return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(self.inputs(prepared))]
 
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:

@@ -23,7 +23,7 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
             in the report has that of all classes.
 
     Raises:
-        ValueError: for another number, or a file that is no report of a detector.
+        ValueError: for a number below 0 or above 1, or a file that is no report of a detector.
         TypeError: for a threshold of a class that is no number.
     """
     if isinstance(score_thr, dict):
@@ -33,9 +33,9 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
     path = Path(score_thr, REPORT_JSON) if Path(score_thr).is_dir() else Path(score_thr)
     try:
         report = json.loads(path.read_bytes())
-        best = report['best']['threshold']
-        thresholds = {row['name']: best if row['threshold'] is None else row['threshold'] for row in report['classes']}
-        return {name: _check_threshold(name, value) for name, value in thresholds.items()}
+        shared = report['best']['threshold']
+        rows = [(row['name'], row['threshold']) for row in report['classes']]
+        return {name: _check_threshold(name, shared if value is None else value) for name, value in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = 'a number from 0 to 1, or the report.json of a detector'
         raise ValueError(refusal('score_thr', allowed, str(score_thr))) from error
@@ -49,7 +49,7 @@ def choose_score_thr(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]
     """Return the thresholds of a model's predictions. None: the thresholds of the predictor.
 
     Args:
-        predictor: a `Predictor`, whose file imports this one.
+        predictor: a `Predictor`, which has no type here: its file imports this one.
 
     Raises:
         ValueError: see `read_score_thr`; also for thresholds of other classes than a detector's.
