@@ -51,7 +51,9 @@ class Model:
             refuse_options(options, names, f'takes a config, got the exported folder {config}')
             self.checkpoint = config
         else:
-            self.cfg = _make_job(config, options).cfg
+            from .job import Job
+
+            self.cfg = Job(config, options).cfg
             self.work_dir = str(self.cfg.work_dir)
 
     @property
@@ -110,14 +112,14 @@ class Model:
             ValueError: for an error in the config or the data.
             TrainingStopped: if training ends early, also by Ctrl-C, after a save. The model has the last checkpoint.
         """
-        from .job import open_training
+        from .job import Job, open_training
         from .runner.build import run_loop
 
         self._require_config('train')
         shape = img_scale and img_scale[::-1]
         start = dict(resume='auto') if resume else dict(weights=self.checkpoint)
         options = replace(self._options, epochs=epochs, batch=batch, shape=shape, lr=lr, **start, **settings)
-        with open_training(_make_job(self._config, options)) as runner:
+        with open_training(Job(self._config, options)) as runner:
             try:
                 run_loop(runner, 'train')
             finally:
@@ -215,8 +217,10 @@ class Model:
         return self._cached_predictor
 
     def _job_for(self, action: str) -> Job:
+        from .job import Job
+
         options = Options(**{name: getattr(self._options, name) for name in OPTIONS_AFTER_COMBINE.split()})
-        return _make_job(self._require_config(action), options)
+        return Job(self._require_config(action), options)
 
     def _require_config(self, action: str) -> Config:
         if self.cfg is None:
@@ -258,12 +262,6 @@ def load(
     """
     values = Options(cfg_options=options or None, **settings)
     return Model(str(config), values, None if checkpoint is None else str(checkpoint))
-
-
-def _make_job(config: Union[str, Config], options: Options) -> Job:
-    from .job import Job
-
-    return Job(config, options)
 
 
 def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str], Frame]]:

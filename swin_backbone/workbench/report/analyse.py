@@ -1,6 +1,7 @@
 """The report of a detector: numbers by class, kinds of errors, worst pictures and labels to check."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,14 +114,10 @@ def _rank_pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, A
     """Return counts of the pictures with objects or predictions, the lowest F1 first, then the most errors."""
     objects, predictions, pictures = evaluation.objects, evaluation.predictions, evaluation.params.imgIds
     is_strong, is_right = predictions.score >= threshold, predictions.match >= 0
-    labelled, predicted, right = (
-        np.bincount(rows, minlength=len(pictures))
-        for rows in (
-            objects.picture[~objects.is_crowd],
-            predictions.picture[is_strong],
-            predictions.picture[is_strong & is_right],
-        )
-    )
+    count = partial(np.bincount, minlength=len(pictures))
+    labelled = count(objects.picture[~objects.is_crowd])
+    predicted = count(predictions.picture[is_strong])
+    right = count(predictions.picture[is_strong & is_right])
     f1 = 2 * right / np.maximum(labelled + predicted, 1)
     errors = labelled + predicted - 2 * right
     columns = dict(F1=f1, right=right, wrong=predicted - right, missed=labelled - right)

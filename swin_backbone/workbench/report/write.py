@@ -28,7 +28,7 @@ from .page import find_common_kind, list_main_metrics, render
 from .thumbnails import Load, draw, draw_labels
 
 PAGE = 'index.html'
-ReportAndThumbnails = tuple[dict[str, Any], dict[str, list[Any]]]
+Report = tuple[dict[str, Any], dict[str, list[Any]]]  # and its thumbnails
 AnyPath = Union[str, Path]
 
 
@@ -89,9 +89,7 @@ def write_report(
     return report
 
 
-def _report_objects(
-    labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load
-) -> ReportAndThumbnails:
+def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Report:
     """Return the report on a detector."""
     evaluations = read_evaluations(labels, results)
     names = list_tested_pictures(evaluations[-1].truth)
@@ -102,7 +100,7 @@ def _report_objects(
 
 def _report_pixels(
     labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], load: Load
-) -> ReportAndThumbnails:
+) -> Report:
     """Return the report on a segmentor."""
     counts, palette = count_label_pixels(labels, results, classes)
     report = counts.summarize()
@@ -117,9 +115,7 @@ def _report_pixels(
     return dict(report, tested=len(counts.pictures)), dict(pictures=drawn)
 
 
-def _report_scores(
-    labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load
-) -> ReportAndThumbnails:
+def _report_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Report:
     """Return the report on a classifier."""
     names, labels_N, scores_NK, classes = read_scores(labels, results)
     report = report_classification([*find_pictures(pictures, names)], labels_N, scores_NK, classes)
