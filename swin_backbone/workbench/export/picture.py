@@ -22,7 +22,7 @@ from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port
 from .runtime import resize, resized_size
 
-Content = tuple[Tensor, Tensor]  # rows (H,) and columns (W,) of a padded picture: True in the content
+Content = tuple[Tensor, Tensor]  # of rows (H,) and of columns (W,) of a padded picture: whether they are content
 LOADERS = ('LoadPicture', 'LoadImageFromFile')  # classes of steps
 LOAD_DEFAULTS = dict(color_type='color', imdecode_backend='cv2')  # of these classes
 MAX_PIXELS = 1 << 26  # of a picture, before or after the resize
@@ -102,8 +102,8 @@ class Padding(nn.Module):
 
     Attributes:
         size: height and width after padding. None: pad to multiples of `divisor`.
-        fits: height and width into which a `Letterbox` fits a picture. None: no Letterbox.
-        is_part: whether the padded size is the picture's size for mmdet's heads, as behind a Pad step.
+        fit_size: height and width into which a `Letterbox` fits a picture. None: no Letterbox.
+        counts_as_picture: whether mmdet's heads take the padded size for that of the picture, as behind a Pad step.
         example_size: a size below `size`, for the capture of a graph.
 
     Raises:
@@ -117,8 +117,8 @@ class Padding(nn.Module):
         rule = find_resize_rule(pipeline)
         self.values = fit.get('values') or _read_pad_values(pad)
         self.divisor = int(pad.get('size_divisor') or 1)
-        self.fits: Optional[Size] = fit.get('shape')
-        self.is_part: bool = fit.get('is_part', True)
+        self.fit_size: Optional[Size] = fit.get('shape')
+        self.counts_as_picture: bool = fit.get('counts_as_picture', True)
         self.size: Optional[Size] = fit.get('size') or (tuple(pad['size'])[::-1] if pad.get('size') else None)
         if pad.get('pad_to_square'):
             if not rule or (rule['keep_ratio'] and rule['scale'][0] != rule['scale'][1]):
@@ -138,14 +138,14 @@ class Padding(nn.Module):
         height, width = picture_BHWC.shape[1:3]
         rows, columns = self.size or round_up((height, width), self.divisor)
         more = (0, 0, 0, columns - width, 0, rows - height)
-        if len(set(self.values)) == 1 or self.fits is not None:
+        if len(set(self.values)) == 1 or self.fit_size is not None:
             x_BHWC = F.pad(picture_BHWC.float(), more, value=self.values[0])
         else:
             values_C = torch.tensor(self.values)
             x_BHWC = F.pad(picture_BHWC - values_C, more) + values_C
-        if self.fits is None:
+        if self.fit_size is None:
             return x_BHWC, None
-        (h, w), (H, W) = size, self.fits
+        (h, w), (H, W) = size, self.fit_size
         y_H, x_W = torch.arange(rows), torch.arange(columns)
         is_row_H = ((2 * y_H + 1) * w <= 2 * h * W) & (y_H < H)  # `runtime.resized_size` without a division
         is_column_W = ((2 * x_W + 1) * h <= 2 * w * H) & (x_W < W)
@@ -175,11 +175,11 @@ class Letterbox:
         shape: height and width for the resized picture.
         size: height and width after padding.
         values: pixel values of the padding, by band.
-        is_part: see `Padding`.
+        counts_as_picture: see `Padding`.
     """
 
-    def __init__(self, shape: Size, size: Size, values: Sequence[float], is_part: bool):
-        self.shape, self.size, self.values, self.is_part = shape, size, values, is_part
+    def __init__(self, shape: Size, size: Size, values: Sequence[float], counts_as_picture: bool):
+        self.shape, self.size, self.values, self.counts_as_picture = shape, size, values, counts_as_picture
 
     def __call__(self, packed: dict[str, Any]) -> dict[str, Any]:
         picture = packed['inputs'].permute(1, 2, 0).numpy()
@@ -192,7 +192,7 @@ class Letterbox:
         packed['inputs'] = torch.from_numpy(padded).permute(2, 0, 1)
         packed['data_samples'].set_metainfo(
             dict(
-                img_shape=self.size if self.is_part else (H, W),
+                img_shape=self.size if self.counts_as_picture else (H, W),
                 scale_factor=(W / w, H / h),
                 pad_shape=self.size,  # for mmseg, like the next
                 padding_size=(0, self.size[1] - W, 0, self.size[0] - H),
@@ -281,7 +281,7 @@ def fix_size(cfg: Config, shape: Size) -> Config:
         for settings in (pad, preprocessor.pop('test_cfg', None) or {}):
             size = tuple(round_up(size, settings.get('size_divisor') or 1))
         values = _read_pad_values(pad) if pad else _find_neutral_values(preprocessor, count_bands(cfg.model.backbone))
-        fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, is_part=bool(pad))
+        fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, counts_as_picture=bool(pad))
         dataset.pipeline = [step for name, step in zip(names, dataset.pipeline) if name not in ('Resize', 'Pad')]
         dataset.pipeline.append(fit)
         return cfg

@@ -271,7 +271,7 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
 
 @contextmanager
 def _as_problem(action: str) -> Iterator[None]:
-    """Turn an error of a runtime, which may be of any class and have several lines, into a sentence."""
+    """Turn an error of a runtime, of any class and of several lines, into a sentence."""
     try:
         yield
     except Exception as error:
@@ -339,7 +339,7 @@ def _open_openvino(
         if nodes is not None:
             nodes.threads = compiled.get_property('INFERENCE_NUM_THREADS')
 
-    # A request owns the tensors of a run. `compiled(...)` shares a request between all threads.
+    # A request owns the tensors of a run. `compiled(...)` would share one between all threads.
     idle: LifoQueue[Any] = LifoQueue()
     for _ in range(compiled.get_property('OPTIMAL_NUMBER_OF_INFER_REQUESTS')):
         idle.put(compiled.create_infer_request())
@@ -469,7 +469,7 @@ def _node_class() -> Any:
 
 
 def main(folder: str, *paths: str) -> int:
-    """Print objects by picture, from the thresholds of deploy.json on, or the classes and shares of the pixels.
+    """Print the objects of each picture, from the threshold of deploy.json on, or the shares of its classes.
 
     Returns:
         The exit status: 1 if a picture was skipped.

@@ -42,7 +42,7 @@ class Detector(nn.Module):
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
         if content is not None:
             resized = measure_content(content).to(image.dtype)
-            image_size, content = (image_size, None) if self.padding.is_part else (resized, content)
+            image_size, content = (image_size, None) if self.padding.counts_as_picture else (resized, content)
         zoom_2 = (resized / size.to(image.dtype)).flip(0)
         picture_size: Any = None
         if self.head.with_masks:
