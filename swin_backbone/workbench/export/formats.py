@@ -120,16 +120,16 @@ def narrow(graph: Graph) -> Graph:
     whole pixels.
     """
     module: Any = copy.deepcopy(graph.module)
-    for part in [module] if isinstance(module, BackboneMaps) else [module.maps, *_list_products(module.head)]:
-        _narrow_module(part)
+    for inner in [module] if isinstance(module, BackboneMaps) else [module.maps, *_list_products(module.head)]:
+        _narrow_module(inner)
     return replace(graph, module=module)
 
 
 def _list_products(head: nn.Module) -> list[nn.Module]:
     """Return the linear layers and convolutions of a head outside torch's attention, which reads weights directly."""
-    attentions = [part for part in head.modules() if isinstance(part, nn.MultiheadAttention)]
-    inside = {part for attention in attentions for part in attention.modules()}
-    return [part for part in head.modules() if isinstance(part, PRODUCT_LAYERS) and part not in inside]
+    attentions = [layer for layer in head.modules() if isinstance(layer, nn.MultiheadAttention)]
+    inside = {layer for attention in attentions for layer in attention.modules()}
+    return [layer for layer in head.modules() if isinstance(layer, PRODUCT_LAYERS) and layer not in inside]
 
 
 def _narrow_module(module: nn.Module) -> None:

@@ -28,10 +28,10 @@ def export_refusal(name: str, known: Iterable[str] = ()) -> ExportError:
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
 
 
-def require_class(part: Any, *names: str) -> None:
-    """Raise the refusal of a part of another class than `names`."""
-    if type(part).__name__ not in names:
-        raise export_refusal(type(part).__name__, names)
+def require_class(module: Any, *names: str) -> None:
+    """Raise the refusal of a module of another class than `names`."""
+    if type(module).__name__ not in names:
+        raise export_refusal(type(module).__name__, names)
 
 
 @dataclass

@@ -51,8 +51,8 @@ def make_product_node(
 ) -> Node:
     """Return a node with products of linear layers in a precision."""
     if precision == 'int8':
-        parts = [part for weight in linear for part in round_to_eight_bits(weight)]
-        return Node(f'{kind}Int8', (*parts, *vectors), shape, **attributes)
+        rounded = [tensor for weight in linear for tensor in round_to_eight_bits(weight)]
+        return Node(f'{kind}Int8', (*rounded, *vectors), shape, **attributes)
     return Node(kind, (*linear, *vectors), shape, bfloat16=int(precision == 'bf16'), **attributes)
 
 
