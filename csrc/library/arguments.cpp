@@ -85,10 +85,10 @@ int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t
 
 bool is_dtype(int32_t dtype) { return dtype == SWIN_FLOAT32 || dtype == SWIN_BFLOAT16 || dtype == SWIN_INT8; }
 
-const Kernels& kernels_for(int32_t dtype) {
+const IsaFunctions& isa_for(int32_t dtype) {
   if (!is_dtype(dtype)) fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32, SWIN_BFLOAT16 or SWIN_INT8, got %d", dtype);
   if (const char* reason = swin_why_not(dtype)) fail(SWIN_UNSUPPORTED, "%s", reason);
-  return *kernels_in_use();
+  return *isa_in_use();
 }
 
 void check_not_int8(const char* what, int32_t dtype) {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "library/kernels.h"
+#include "library/isa_functions.h"
 
 namespace swin {
 
@@ -47,8 +47,8 @@ int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channel
 int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]);
 
 bool is_dtype(int32_t dtype);  // of enum swin_dtype
-// The kernels for a call in this dtype.
-const Kernels& kernels_for(int32_t dtype);
+// The functions for a call in this dtype.
+const IsaFunctions& isa_for(int32_t dtype);
 // Fail for a dtype of forward passes alone.
 void check_not_int8(const char* what, int32_t dtype);
 int64_t size_of(int32_t dtype);  // in bytes

@@ -1,4 +1,4 @@
-// The functions of swin.h for detectors: check arguments, then call the kernels of the instruction set.
+// The functions of swin.h for detectors: check arguments, then call the functions of the instruction set.
 
 #include <algorithm>
 #include <initializer_list>
@@ -31,14 +31,14 @@ int64_t swin_packed_convolution_size(int32_t tile, int64_t outputs, int64_t chan
 int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int32_t threads,
                               float* packed) {
   return catch_errors([&] {
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     require_within("threads", threads, 1, MAX_THREADS);
     const int64_t numbers = convolution_numbers(tile, outputs, channels);
     Arrays arrays;
     arrays.read("weight", weight, 9 * outputs * channels);
     arrays.write("packed", packed, numbers);
     arrays.check_overlaps();
-    kernels.pack_convolution(weight, tile, outputs, channels, threads, packed);
+    isa.pack_convolution(weight, tile, outputs, channels, threads, packed);
   });
 }
 
@@ -46,7 +46,7 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
   return catch_errors([&] {
     require_pointer("convolution", convolution);
     const swin_convolution& given = *convolution;
-    const Kernels& kernels = kernels_for(given.dtype);
+    const IsaFunctions& isa = isa_for(given.dtype);
     check_not_int8("the dtype of a convolution", given.dtype);
     const int64_t size = size_of(given.dtype);
     require_within("threads", given.threads, 1, MAX_THREADS);
@@ -56,7 +56,7 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
     arrays.read_if("bias", given.bias, given.outputs);
     arrays.write("y", y, check_maps(given.batch, given.height, given.width, given.outputs), size);
     arrays.check_overlaps();
-    if (given.batch) kernels.convolve(given, x, y);
+    if (given.batch) isa.convolution_forward(given, x, y);
   });
 }
 
@@ -107,7 +107,7 @@ int64_t pooled_numbers(const swin_roi_align& roi_align) {
 int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled) {
   return catch_errors([&] {
     require_pointer("roi_align", roi_align);
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     swin_roi_align checked = *roi_align;
     Arrays arrays;
     const int64_t extent = check_roi_align(checked, arrays), numbers = pooled_numbers(checked);
@@ -115,7 +115,7 @@ int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps
     arrays.read("maps", maps, extent, size);
     arrays.write("pooled", pooled, numbers, size);
     arrays.check_overlaps();
-    if (numbers) kernels.roi_align_forward(checked, maps, pooled);
+    if (numbers) isa.roi_align_forward(checked, maps, pooled);
   });
 }
 
@@ -141,7 +141,7 @@ void check_apart(const swin_roi_align& roi_align) {
 int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, float* grad_maps) {
   return catch_errors([&] {
     require_pointer("roi_align", roi_align);
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     swin_roi_align checked = *roi_align;
     Arrays arrays;
     const int64_t extent = check_roi_align(checked, arrays), numbers = pooled_numbers(checked);
@@ -150,7 +150,7 @@ int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* gra
     arrays.check_overlaps();
     if (!numbers) return;
     check_apart(checked);
-    kernels.roi_align_backward(checked, grad_pooled, grad_maps);
+    isa.roi_align_backward(checked, grad_pooled, grad_maps);
   });
 }
 
@@ -159,7 +159,7 @@ int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* gra
 int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                  int32_t threads, int64_t* kept, int64_t* num_kept) {
   return catch_errors([&] {
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     require_within("threads", threads, 1, MAX_THREADS);
     require_within("count", count, 0, MAX_COUNT);
     Arrays arrays;
@@ -169,7 +169,7 @@ int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float 
     arrays.write("num_kept", num_kept, 1, sizeof(int64_t));
     arrays.check_overlaps();
     for (int64_t i = 0; i < count; i++) require_within("an index in order", order[i], 0, count - 1);
-    *num_kept = kernels.suppress(boxes, order, count, threshold, offset, threads, kept);
+    *num_kept = isa.nms(boxes, order, count, threshold, offset, threads, kept);
   });
 }
 
@@ -215,12 +215,12 @@ int32_t swin_deformable_forward(const swin_deformable* deformable, const float* 
                                 const float* weights, float* y) {
   return catch_errors([&] {
     require_pointer("deformable", deformable);
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     Arrays arrays;
     const int64_t outputs = check_deformable(*deformable, values, sampling_locations, weights, arrays).outputs;
     arrays.write("y", y, outputs);
     arrays.check_overlaps();
-    kernels.deformable_forward(*deformable, values, sampling_locations, weights, y);
+    isa.deformable_forward(*deformable, values, sampling_locations, weights, y);
   });
 }
 
@@ -229,7 +229,7 @@ int32_t swin_deformable_backward(const swin_deformable* deformable, const float*
                                  float* grad_values, float* grad_sampling_locations, float* grad_weights) {
   return catch_errors([&] {
     require_pointer("deformable", deformable);
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     Arrays arrays;
     const DeformableSizes sizes = check_deformable(*deformable, values, sampling_locations, weights, arrays);
     arrays.read("grad_y", grad_y, sizes.outputs);
@@ -237,7 +237,7 @@ int32_t swin_deformable_backward(const swin_deformable* deformable, const float*
     arrays.write("grad_sampling_locations", grad_sampling_locations, 2 * sizes.samples);
     arrays.write("grad_weights", grad_weights, sizes.samples);
     arrays.check_overlaps();
-    kernels.deformable_backward(*deformable, values, sampling_locations, weights, grad_y, grad_values,
-                                grad_sampling_locations, grad_weights);
+    isa.deformable_backward(*deformable, values, sampling_locations, weights, grad_y, grad_values,
+                            grad_sampling_locations, grad_weights);
   });
 }

@@ -11,52 +11,52 @@
 namespace swin {
 namespace {
 
-const Kernels* best_kernels() {
-  for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
-    if (usable() && !slow()) return kernels;
+const IsaFunctions* best_isa() {
+  for (const auto& [isa, usable, slow] : INSTRUCTION_SETS)
+    if (usable() && !slow()) return isa;
   return nullptr;
 }
 
-std::atomic<const Kernels*>& chosen_kernels() {
-  static std::atomic<const Kernels*> kernels{best_kernels()};
-  return kernels;
+std::atomic<const IsaFunctions*>& chosen_isa() {
+  static std::atomic<const IsaFunctions*> isa{best_isa()};
+  return isa;
 }
 
-thread_local const Kernels* thread_kernels = nullptr;  // in place of the chosen kernels
+thread_local const IsaFunctions* thread_isa = nullptr;  // in place of the chosen set
 
-constexpr char NO_KERNELS[] = "this processor has none of the instruction sets that the library has kernels for";
+constexpr char NO_ISA[] = "this processor has none of the instruction sets that the library has kernels for";
 
 }  // namespace
 
-const Kernels* find_kernels(const char* name) {
-  for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
-    if (!std::strcmp(kernels->isa, name) && usable()) return kernels;
+const IsaFunctions* find_isa(const char* name) {
+  for (const auto& [isa, usable, slow] : INSTRUCTION_SETS)
+    if (!std::strcmp(isa->name, name) && usable()) return isa;
   return nullptr;
 }
 
-const Kernels* kernels_in_use() { return thread_kernels ? thread_kernels : chosen_kernels().load(); }
+const IsaFunctions* isa_in_use() { return thread_isa ? thread_isa : chosen_isa().load(); }
 
-KernelsOfThread::KernelsOfThread(const Kernels* kernels) : before(thread_kernels) { thread_kernels = kernels; }
-KernelsOfThread::~KernelsOfThread() { thread_kernels = before; }
+IsaOfThread::IsaOfThread(const IsaFunctions* isa) : before(thread_isa) { thread_isa = isa; }
+IsaOfThread::~IsaOfThread() { thread_isa = before; }
 
 }  // namespace swin
 
 using namespace swin;
 
 const char* swin_isa(void) {
-  const Kernels* kernels = kernels_in_use();
-  return kernels ? kernels->isa : "";
+  const IsaFunctions* isa = isa_in_use();
+  return isa ? isa->name : "";
 }
 
 const char* swin_int8_products(void) {
-  const Kernels* kernels = kernels_in_use();
-  return kernels ? kernels->int8_products : "";
+  const IsaFunctions* isa = isa_in_use();
+  return isa ? isa->int8_products : "";
 }
 
 const char* swin_isas(void) {
   static const std::string names = [] {
     std::string all;
-    for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS) (all += all.empty() ? "" : " ") += kernels->isa;
+    for (const auto& [isa, usable, slow] : INSTRUCTION_SETS) (all += all.empty() ? "" : " ") += isa->name;
     return all;
   }();
   return names.c_str();
@@ -64,15 +64,14 @@ const char* swin_isas(void) {
 
 int32_t swin_use_isa(const char* name) {
   return catch_errors([&] {
-    const Kernels* kernels = name ? find_kernels(name) : best_kernels();
-    if (!kernels && !name) fail(SWIN_UNSUPPORTED, "%s", NO_KERNELS);
-    if (!kernels)
-      fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);
-    chosen_kernels() = kernels;
+    const IsaFunctions* isa = name ? find_isa(name) : best_isa();
+    if (!isa && !name) fail(SWIN_UNSUPPORTED, "%s", NO_ISA);
+    if (!isa) fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);
+    chosen_isa() = isa;
   });
 }
 
 const char* swin_why_not(int32_t dtype) {
-  if (!kernels_in_use()) return NO_KERNELS;
+  if (!isa_in_use()) return NO_ISA;
   return is_dtype(dtype) ? nullptr : "dtype must be SWIN_FLOAT32, SWIN_BFLOAT16 or SWIN_INT8";
 }

@@ -3,7 +3,7 @@
 // SWIN_WITH_...: the compiler supports this instruction set. The code below compiles on other compilers, too.
 #pragma once
 
-#include "library/kernels.h"
+#include "library/isa_functions.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -21,32 +21,32 @@
 namespace swin {
 
 namespace avx2 {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace avx2_vnni {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace avx512 {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace avx512_vnni {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace avx512_bf16 {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace amx {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace neon_bf16 {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 namespace neon {
-extern const Kernels kernels;
+extern const IsaFunctions functions;
 }
 
 struct InstructionSet {
-  const Kernels* kernels;
+  const IsaFunctions* functions;
   bool (*usable)();
   bool (*slow)() = [] { return false; };  // slower than the next set
 };
@@ -146,28 +146,28 @@ inline bool has_neon() { return true; }  // every ARM64 processor has it
 // The best first.
 inline constexpr InstructionSet INSTRUCTION_SETS[] = {
 #ifdef SWIN_WITH_AMX
-    {&amx::kernels, has_amx},
+    {&amx::functions, has_amx},
 #endif
 #ifdef SWIN_WITH_AVX512_BF16
-    {&avx512_bf16::kernels, has_avx512_bf16, sums_bf16_slowly},
+    {&avx512_bf16::functions, has_avx512_bf16, sums_bf16_slowly},
 #endif
 #ifdef SWIN_WITH_AVX512_VNNI
-    {&avx512_vnni::kernels, has_avx512_vnni},
+    {&avx512_vnni::functions, has_avx512_vnni},
 #endif
 #ifdef SWIN_WITH_AVX512
-    {&avx512::kernels, has_avx512},
+    {&avx512::functions, has_avx512},
 #endif
 #ifdef SWIN_WITH_AVX2_VNNI
-    {&avx2_vnni::kernels, has_avx2_vnni},
+    {&avx2_vnni::functions, has_avx2_vnni},
 #endif
 #ifdef SWIN_WITH_AVX2
-    {&avx2::kernels, has_avx2},
+    {&avx2::functions, has_avx2},
 #endif
 #ifdef SWIN_WITH_NEON_BF16
-    {&neon_bf16::kernels, has_neon_bf16},
+    {&neon_bf16::functions, has_neon_bf16},
 #endif
 #ifdef SWIN_WITH_NEON
-    {&neon::kernels, has_neon},
+    {&neon::functions, has_neon},
 #endif
 };
 

@@ -1,4 +1,4 @@
-// The functions of swin.h for weights and for layers of Swins: check arguments, then call the kernels of the
+// The functions of swin.h for weights and for layers of Swins: check arguments, then call the functions of the
 // instruction set.
 
 #include "library/arguments.h"
@@ -13,11 +13,11 @@ constexpr int64_t MAX_UNIT = 96;
 constexpr int64_t MAX_TERMS = 1 << 16;  // of a sum in eight bits, which fits in 32 bits
 
 // The size of a packed weight in numbers of 4 bytes.
-int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t K) {
+int64_t packed_numbers(const IsaFunctions& isa, int32_t dtype, int64_t N, int64_t K) {
   require_within("a weight's outputs", N, 1, MAX_COUNT);
   require_within("a weight's inputs", K, 1, dtype == SWIN_INT8 ? MAX_TERMS : MAX_COUNT);
   require_product_within("the numbers of a weight", N, K, 1, MAX_COUNT);
-  return kernels.packed_bytes(dtype, N, K) / 4;
+  return isa.packed_bytes(dtype, N, K) / 4;
 }
 
 }  // namespace
@@ -25,8 +25,8 @@ int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t
 int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
   int64_t size = 0;
   catch_errors([&] {
-    const Kernels& kernels = kernels_for(dtype);
-    size = packed_numbers(kernels, dtype, N, K) * 4 / size_of(dtype);
+    const IsaFunctions& isa = isa_for(dtype);
+    size = packed_numbers(isa, dtype, N, K) * 4 / size_of(dtype);
   });
   return size;
 }
@@ -34,22 +34,22 @@ int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
 int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit, int32_t transposed,
                   int32_t threads, void* packed) {
   return catch_errors([&] {
-    const Kernels& kernels = kernels_for(dtype);
+    const IsaFunctions& isa = isa_for(dtype);
     require_within("threads", threads, 1, MAX_THREADS);
     require_within("unit", unit, 1, MAX_UNIT);
     const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
     Arrays arrays;
     if (transposed) check_not_int8("the dtype of a transpose", dtype);
-    arrays.write("packed", packed, packed_numbers(kernels, dtype, N, K));
+    arrays.write("packed", packed, packed_numbers(isa, dtype, N, K));
     arrays.read("weight", weight, rows * columns);
     arrays.check_overlaps();
-    kernels.pack(dtype, weight, N, K, unit, transposed != 0, threads, packed);
+    isa.pack(dtype, weight, N, K, unit, transposed != 0, threads, packed);
   });
 }
 
 int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t count, int32_t threads, uint64_t* sum) {
   return catch_errors([&] {
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     require_within("threads", threads, 1, MAX_THREADS);
     require_within("count", count, 0, MAX_COUNT);
     if (count) require_pointer("pieces", pieces), require_pointer("bytes", bytes);
@@ -58,7 +58,7 @@ int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t c
       require_within("bytes", bytes[i], 0, MAX_BYTES);
       if (bytes[i]) require_pointer("a piece", pieces[i]);
     }
-    *sum = kernels.checksum(pieces, bytes, count, threads);
+    *sum = isa.checksum(pieces, bytes, count, threads);
   });
 }
 
@@ -79,11 +79,11 @@ int64_t outputs_of(const swin_block& b, int i) {
 int64_t inputs_of(const swin_block& b, int i) { return i == SWIN_FC2 ? b.hidden : b.channels; }
 int64_t numbers_of(const swin_block& b) { return b.batch * b.height * b.width * b.channels; }
 
-// Check all fields but the memory of the maps, and return the kernels. `arrays` gets the arrays to read.
-const Kernels& check_block(const swin_block* block, Arrays& arrays) {
+// Check all fields but the memory of the maps, and return the functions to call. `arrays` gets the arrays to read.
+const IsaFunctions& check_block(const swin_block* block, Arrays& arrays) {
   require_pointer("block", block);
   const swin_block& b = *block;
-  const Kernels& kernels = kernels_for(b.dtype);
+  const IsaFunctions& isa = isa_for(b.dtype);
   require_within("threads", b.threads, 1, MAX_THREADS);
   check_maps(b.batch, b.height, b.width, b.channels);
   const int64_t C = b.channels, h = b.heads;
@@ -100,7 +100,7 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
   require_within("padding", b.padding, 0, SWIN_PADDINGS - 1);
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
-    arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(kernels, b.dtype, N, K));
+    arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(isa, b.dtype, N, K));
     arrays.read_if(BIAS_NAMES[i], b.bias[i], N);
   }
   const int64_t N = b.window_height * b.window_width;
@@ -113,7 +113,7 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
   arrays.read("position_bias", b.position_bias, h * N * N);
   arrays.read_if("cosine_scale", b.cosine_scale, h);
   arrays.read_if("drop_path", b.drop_path, 2 * b.batch);
-  return kernels;
+  return isa;
 }
 
 Windows windows_of(const swin_block& b) {
@@ -122,13 +122,13 @@ Windows windows_of(const swin_block& b) {
 }
 
 // Check the memory of saved activations, and return it with the bytes of a group.
-SavedGroups check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved,
+SavedGroups check_saved(const IsaFunctions& isa, const swin_block& b, const Windows& windows, const void* saved,
                         int64_t groups, bool written, Arrays& arrays) {
   if (!saved) return {};
   check_not_int8("the dtype of saved activations", b.dtype);
   require_within("saved's groups", groups, 1, windows.count());
   int64_t bytes = 0;
-  kernels.block_saved_size(b, windows, groups, bytes);
+  isa.block_saved_size(b, windows, groups, bytes);
   arrays.add_saved(saved, groups * bytes, written);
   return {static_cast<char*>(const_cast<void*>(saved)), groups, bytes};
 }
@@ -138,7 +138,7 @@ SavedGroups check_saved(const Kernels& kernels, const swin_block& b, const Windo
 int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes) {
   return catch_errors([&] {
     Arrays arrays;
-    const Kernels& kernels = check_block(block, arrays);
+    const IsaFunctions& isa = check_block(block, arrays);
     require_pointer("groups", groups), require_pointer("bytes", bytes);
     check_not_int8("the dtype of saved activations", block->dtype);
     if (!block->batch) {
@@ -147,22 +147,22 @@ int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t*
     }
     const Windows windows = windows_of(*block);
     require_within("groups", *groups, 0, windows.count());
-    kernels.block_saved_size(*block, windows, *groups, *bytes);
+    isa.block_saved_size(*block, windows, *groups, *bytes);
   });
 }
 
 int32_t swin_block_forward(const swin_block* block, const float* x, float* y, void* saved, int64_t groups) {
   return catch_errors([&] {
     Arrays arrays;
-    const Kernels& kernels = check_block(block, arrays);
+    const IsaFunctions& isa = check_block(block, arrays);
     const int64_t numbers = numbers_of(*block);
     if (x != y) arrays.read("x", x, numbers);
     arrays.write("y", y, numbers);
     if (!numbers) return;
     const Windows windows = windows_of(*block);
-    const SavedGroups saved_groups = check_saved(kernels, *block, windows, saved, groups, true, arrays);
+    const SavedGroups saved_groups = check_saved(isa, *block, windows, saved, groups, true, arrays);
     arrays.check_overlaps();
-    kernels.block_forward(*block, windows, x, y, saved_groups);
+    isa.block_forward(*block, windows, x, y, saved_groups);
   });
 }
 
@@ -171,7 +171,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
                             const swin_block_gradients* gradients) {
   return catch_errors([&] {
     Arrays arrays;
-    const Kernels& kernels = check_block(block, arrays);
+    const IsaFunctions& isa = check_block(block, arrays);
     check_not_int8("the dtype of gradients", block->dtype);
     require_pointer("transposed_weights", transposed_weights), require_pointer("gradients", gradients);
     const swin_block& b = *block;
@@ -183,7 +183,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     for (int i = 0; i < SWIN_LINEARS; i++) {
       const int64_t size = outputs_of(b, i) * inputs_of(b, i);
       arrays.read(TRANSPOSED_NAMES[i], transposed_weights[i],
-                  packed_numbers(kernels, b.dtype, inputs_of(b, i), outputs_of(b, i)));
+                  packed_numbers(isa, b.dtype, inputs_of(b, i), outputs_of(b, i)));
       arrays.write("a weight's gradient", to.linear[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
     }
@@ -192,10 +192,10 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     arrays.write("position_bias's gradient", to.position_bias, b.heads * N * N);
     arrays.write("cosine_scale's gradient", to.cosine_scale, b.heads);
     const Windows windows = windows_of(b);
-    const SavedGroups saved_groups = check_saved(kernels, b, windows, numbers ? saved : nullptr, groups, false, arrays);
+    const SavedGroups saved_groups = check_saved(isa, b, windows, numbers ? saved : nullptr, groups, false, arrays);
     arrays.check_overlaps();
     if (!numbers) return arrays.write_zeros();
-    kernels.block_backward(b, windows, transposed_weights, x, grad_y, saved_groups, to);
+    isa.block_backward(b, windows, transposed_weights, x, grad_y, saved_groups, to);
   });
 }
 
@@ -203,22 +203,22 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
 
 namespace {
 
-const Kernels& check_projection(const swin_projection* projection, int64_t K, bool norm_after, Arrays& arrays) {
+const IsaFunctions& check_projection(const swin_projection* projection, int64_t K, bool norm_after, Arrays& arrays) {
   require_pointer("projection", projection);
   const swin_projection& p = *projection;
-  const Kernels& kernels = kernels_for(p.dtype);
+  const IsaFunctions& isa = isa_for(p.dtype);
   require_within("threads", p.threads, 1, MAX_THREADS);
   require_within("outputs", p.outputs, 1, MAX_SIZE);
-  arrays.read("the weight", p.linear, packed_numbers(kernels, p.dtype, p.outputs, K));
+  arrays.read("the weight", p.linear, packed_numbers(isa, p.dtype, p.outputs, K));
   arrays.read_if("bias", p.bias, p.outputs);
   if (p.has_norm) {
     arrays.read_if("the norm's weight", p.norm_weight, norm_after ? p.outputs : K);
     arrays.read_if("the norm's bias", p.norm_bias, norm_after ? p.outputs : K);
   }
-  return kernels;
+  return isa;
 }
 
-void check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K, bool norm_after,
+void check_projection_gradients(const IsaFunctions& isa, const swin_projection& p, int64_t K, bool norm_after,
                                 const void* transposed_weight, const float* grad_y, int64_t tokens, int64_t inputs,
                                 const swin_projection_gradients* gradients, Arrays& arrays) {
   require_pointer("gradients", gradients);
@@ -226,7 +226,7 @@ void check_projection_gradients(const Kernels& kernels, const swin_projection& p
   if (p.outputs % 2)
     fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
   if (transposed_weight) {
-    arrays.read("the transposed weight", transposed_weight, packed_numbers(kernels, p.dtype, K, p.outputs));
+    arrays.read("the transposed weight", transposed_weight, packed_numbers(isa, p.dtype, K, p.outputs));
     arrays.write("x's gradient", gradients->x, inputs);
   }
   arrays.read("grad_y", grad_y, tokens * p.outputs);
@@ -266,11 +266,11 @@ int32_t swin_embed_forward(const swin_images* images, const swin_projection* pro
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_images(images, arrays);
-    const Kernels& kernels = check_projection(projection, K, true, arrays);
+    const IsaFunctions& isa = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images);
     arrays.write("y", y, tokens * projection->outputs);
     arrays.check_overlaps();
-    if (tokens) kernels.embed_forward(*images, *projection, y);
+    if (tokens) isa.embed_forward(*images, *projection, y);
   });
 }
 
@@ -279,14 +279,14 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_images(images, arrays);
-    const Kernels& kernels = check_projection(projection, K, true, arrays);
+    const IsaFunctions& isa = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers =
         require_product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
-    check_projection_gradients(kernels, *projection, K, true, transposed_weight, grad_y, tokens, numbers, gradients,
+    check_projection_gradients(isa, *projection, K, true, transposed_weight, grad_y, tokens, numbers, gradients,
                                arrays);
     if (!tokens) return arrays.write_zeros();
-    kernels.embed_backward(*images, *projection, transposed_weight, grad_y, *gradients);
+    isa.embed_backward(*images, *projection, transposed_weight, grad_y, *gradients);
   });
 }
 
@@ -308,11 +308,11 @@ int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* project
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_merged(maps, arrays);
-    const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
+    const IsaFunctions& isa = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     arrays.write("y", y, tokens * projection->outputs);
     arrays.check_overlaps();
-    if (tokens) kernels.merge_forward(*maps, *projection, y);
+    if (tokens) isa.merge_forward(*maps, *projection, y);
   });
 }
 
@@ -321,13 +321,13 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = check_merged(maps, arrays);
-    const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
+    const IsaFunctions& isa = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     const int64_t numbers = maps->batch * maps->height * maps->width * maps->channels;
-    check_projection_gradients(kernels, *projection, K, maps->norm_after, transposed_weight, grad_y, tokens, numbers,
+    check_projection_gradients(isa, *projection, K, maps->norm_after, transposed_weight, grad_y, tokens, numbers,
                                gradients, arrays);
     if (!tokens) return arrays.write_zeros();
-    kernels.merge_backward(*maps, *projection, transposed_weight, grad_y, *gradients);
+    isa.merge_backward(*maps, *projection, transposed_weight, grad_y, *gradients);
   });
 }
 
@@ -335,9 +335,9 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
 
 namespace {
 
-const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
-                                 const float* bias, int32_t threads, Arrays& arrays) {
-  const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+const IsaFunctions& check_output_norm(const float* x, int64_t batch, int64_t area, int64_t channels,
+                                      const float* weight, const float* bias, int32_t threads, Arrays& arrays) {
+  const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
   require_within("threads", threads, 1, MAX_THREADS);
   require_within("batch", batch, 0, MAX_COUNT);
   require_within("area", area, 1, MAX_COUNT);
@@ -346,7 +346,7 @@ const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, in
   arrays.read("x", x, batch * area * channels);
   arrays.read_if("weight", weight, channels);
   arrays.read_if("bias", bias, channels);
-  return kernels;
+  return isa;
 }
 
 }  // namespace
@@ -355,10 +355,10 @@ int32_t swin_output_norm_forward(const float* x, int64_t batch, int64_t area, in
                                  const float* bias, float eps, int32_t threads, float* y) {
   return catch_errors([&] {
     Arrays arrays;
-    const Kernels& kernels = check_output_norm(x, batch, area, channels, weight, bias, threads, arrays);
+    const IsaFunctions& isa = check_output_norm(x, batch, area, channels, weight, bias, threads, arrays);
     arrays.write("y", y, batch * area * channels);
     arrays.check_overlaps();
-    if (batch) kernels.output_norm_forward(x, batch, area, channels, weight, bias, eps, threads, y);
+    if (batch) isa.output_norm_forward(x, batch, area, channels, weight, bias, eps, threads, y);
   });
 }
 
@@ -367,14 +367,13 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
                                   float* grad_bias) {
   return catch_errors([&] {
     Arrays arrays;
-    const Kernels& kernels = check_output_norm(x, batch, area, channels, weight, nullptr, threads, arrays);
+    const IsaFunctions& isa = check_output_norm(x, batch, area, channels, weight, nullptr, threads, arrays);
     arrays.read("grad_y", grad_y, batch * area * channels);
     arrays.write("grad_x", grad_x, batch * area * channels);
     arrays.write("grad_weight", grad_weight, channels);
     arrays.write("grad_bias", grad_bias, channels);
     arrays.check_overlaps();
     if (!batch) return arrays.write_zeros();
-    kernels.output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight,
-                                 grad_bias);
+    isa.output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight, grad_bias);
   });
 }

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "library/kernels.h"
+#include "library/isa_functions.h"
 
 namespace {
 
@@ -128,7 +128,7 @@ struct swin_operator {
   virtual Shape output_shape(const Shape& shape) const { return shape; }
   virtual int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const = 0;
   int64_t expected_channels = 0;
-  const swin::Kernels* kernels = nullptr;  // of the packed weights
+  const swin::IsaFunctions* isa = nullptr;  // of the packed weights
 };
 
 namespace {
@@ -348,11 +348,11 @@ const Kind* find_kind(const char* name) {
   return nullptr;
 }
 
-// The kernels of the environment's instruction set, or those in use.
-const swin::Kernels* choose_kernels() {
+// The environment's instruction set, or the one in use.
+const swin::IsaFunctions* choose_isa() {
   const char* name = std::getenv("SWIN_BACKBONE_ISA");
-  if (!name || !*name) return swin::kernels_in_use();
-  if (const swin::Kernels* kernels = swin::find_kernels(name)) return kernels;
+  if (!name || !*name) return swin::isa_in_use();
+  if (const swin::IsaFunctions* isa = swin::find_isa(name)) return isa;
   throw std::invalid_argument(std::string("this processor, or this library, has no instruction set named \"") + name +
                               "\"");
 }
@@ -407,11 +407,11 @@ const char* swin_operator_create(const char* kind, const double* attributes, con
   return catch_errors([&] {
     const Kind* found = find_kind(kind);
     if (!found) throw std::invalid_argument(std::string("the kind must be one of ") + swin_operator_kinds());
-    const swin::Kernels* kernels = choose_kernels();
-    const swin::KernelsOfThread of_thread(kernels);
+    const swin::IsaFunctions* isa = choose_isa();
+    const swin::IsaOfThread of_thread(isa);
     Node node(found->attributes, found->weights, found->is_int8, attributes, weights, counts);
     std::unique_ptr<swin_operator> created = found->make(node);
-    created->kernels = kernels;
+    created->isa = isa;
     *made = created.release();
   });
 }
@@ -428,7 +428,7 @@ const char* swin_operator_shape(const swin_operator* made, const int64_t shape[4
 const char* swin_operator_run(const swin_operator* made, const int64_t shape[4], const float* x, int32_t threads,
                               float* y) {
   return catch_errors([&] {
-    const swin::KernelsOfThread of_thread(made->kernels);
+    const swin::IsaOfThread of_thread(made->isa);
     if (made->run(checked(*made, shape), x, threads, y)) throw std::runtime_error(swin_error());
   });
 }

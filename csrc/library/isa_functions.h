@@ -6,8 +6,8 @@
 
 namespace swin {
 
-struct Kernels {
-  const char* isa;
+struct IsaFunctions {
+  const char* name;
   const char* int8_products;  // their instructions
 
   int64_t (*packed_bytes)(int32_t dtype, int64_t N, int64_t K);
@@ -38,11 +38,11 @@ struct Kernels {
 
   void (*pack_convolution)(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int64_t threads,
                            float* packed);
-  void (*convolve)(const swin_convolution& convolution, const void* x, void* y);
+  void (*convolution_forward)(const swin_convolution& convolution, const void* x, void* y);
   void (*roi_align_forward)(const swin_roi_align& roi_align, const void* maps, void* pooled);
   void (*roi_align_backward)(const swin_roi_align& roi_align, const void* grad_pooled, float* grad_maps);
-  int64_t (*suppress)(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
-                      int64_t threads, int64_t* kept);
+  int64_t (*nms)(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
+                 int64_t threads, int64_t* kept);
   void (*deformable_forward)(const swin_deformable& deformable, const float* values, const float* sampling_locations,
                              const float* weights, float* y);
   void (*deformable_backward)(const swin_deformable& deformable, const float* values, const float* sampling_locations,
@@ -50,22 +50,22 @@ struct Kernels {
                               float* grad_sampling_locations, float* grad_weights);
 };
 
-// The kernels of a named instruction set. Null: this processor, or this library, has none of the name.
-const Kernels* find_kernels(const char* name);
+// The functions of a named instruction set. Null: this processor, or this library, has none of the name.
+const IsaFunctions* find_isa(const char* name);
 
-// The kernels of this thread's calls. Null: this processor has none.
-const Kernels* kernels_in_use();
+// The functions that this thread's calls use. Null: this processor has none.
+const IsaFunctions* isa_in_use();
 
-// Calls of swin.h in this thread use the given kernels in place of the process's, until the object ends.
-class KernelsOfThread {
+// Calls of swin.h in this thread use these functions in place of the process's, until the object ends.
+class IsaOfThread {
  public:
-  explicit KernelsOfThread(const Kernels* kernels);
-  ~KernelsOfThread();
-  KernelsOfThread(const KernelsOfThread&) = delete;
-  KernelsOfThread& operator=(const KernelsOfThread&) = delete;
+  explicit IsaOfThread(const IsaFunctions* isa);
+  ~IsaOfThread();
+  IsaOfThread(const IsaOfThread&) = delete;
+  IsaOfThread& operator=(const IsaOfThread&) = delete;
 
  private:
-  const Kernels* before;
+  const IsaFunctions* before;
 };
 
 }  // namespace swin

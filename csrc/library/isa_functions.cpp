@@ -1,4 +1,4 @@
-#include "library/kernels.h"
+#include "library/isa_functions.h"
 
 #include "block/attention.h"
 #include "block/backward.h"
@@ -222,12 +222,14 @@ void convolution_forward(const swin_convolution& convolution, const void* x, voi
 
 }  // namespace
 
-extern const Kernels kernels;
-const Kernels kernels{SWIN_NAME(SWIN_ISA), INT8_PRODUCTS,        packed_bytes,     pack_weight,
-                      checksum_of,         block_saved_size,     block_forward,    block_backward,
-                      embed_forward,       embed_backward,       merge_forward,    merge_backward,
-                      output_norm_forward, output_norm_backward, pack_convolution, convolution_forward,
-                      roi_align_forward,   roi_align_backward,   suppress,         deformable_forward,
-                      deformable_backward};
+extern const IsaFunctions functions;
+const IsaFunctions functions{
+    SWIN_NAME(SWIN_ISA), INT8_PRODUCTS,        packed_bytes,     pack_weight,
+    checksum_of,         block_saved_size,     block_forward,    block_backward,
+    embed_forward,       embed_backward,       merge_forward,    merge_backward,
+    output_norm_forward, output_norm_backward, pack_convolution, convolution_forward,
+    roi_align_forward,   roi_align_backward,   suppress,         deformable_forward,
+    deformable_backward,
+};
 
 }  // namespace swin::SWIN_ISA
