@@ -1,4 +1,4 @@
-/* libswin: layers of Swin Transformers, V1 and V2, for CPUs, with their gradients; and three operators of detectors.
+/* libswin: layers of Swin Transformers, V1 and V2, for CPUs, with their gradients; and four operators of detectors.
  *
  * Plain C, independent of torch and Python. The library contains kernels for several instruction sets, and uses the
  * best one of the processor, or the one named to swin_use_isa.
@@ -67,11 +67,10 @@ SWIN_API const char* swin_isas(void);
 /* Use the named instruction set for all later calls; null: the best. Packed weights and saved activations of the
  * previous instruction set become invalid. */
 SWIN_API int32_t swin_use_isa(const char* name);
-/* A sentence: why this processor has no products in this dtype. Null: it has them. */
+/* A sentence: why the library does not run here, or not in this dtype. Null: it runs. */
 SWIN_API const char* swin_why_not(int32_t dtype);
 
-/* --- Weights --------------------------------------------------------------------------------------------------------
- */
+/* --- Weights ------------------------------------------------------------------------------------------------------ */
 
 /* The size of a packed weight with N outputs and K inputs, in numbers of `dtype`, for the instruction set in use. It is
  * N K, with K made even for bfloat16, or 2 N K for bfloat16 without its instructions. For int8 it is N (K + 8) or
@@ -90,8 +89,7 @@ SWIN_API int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int
 SWIN_API int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t count, int32_t threads,
                                uint64_t* sum);
 
-/* --- A block --------------------------------------------------------------------------------------------------------
- */
+/* --- A block ------------------------------------------------------------------------------------------------------ */
 
 /* The linear layers of a block, in this order everywhere: qkv (3C, C), proj (C, C), fc1 (D, C), fc2 (C, D). */
 enum swin_linear { SWIN_QKV, SWIN_PROJ, SWIN_FC1, SWIN_FC2, SWIN_LINEARS };
@@ -143,8 +141,7 @@ SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const 
                                      const float* x, const float* grad_y, const void* saved, int64_t groups,
                                      const swin_block_gradients* gradients);
 
-/* --- Patch embedding and patch merging ------------------------------------------------------------------------------
- */
+/* --- Patch embedding and patch merging ---------------------------------------------------------------------------- */
 
 /* A linear layer from K numbers to a token of N numbers, with a norm of the token, or of the K numbers. */
 typedef struct swin_projection {
@@ -194,8 +191,7 @@ SWIN_API int32_t swin_merge_backward(const swin_maps* maps, const swin_projectio
                                      const void* transposed_weight, const float* grad_y,
                                      const swin_projection_gradients* gradients);
 
-/* --- Output norm ----------------------------------------------------------------------------------------------------
- */
+/* --- Output norm -------------------------------------------------------------------------------------------------- */
 
 /* LayerNorm of the tokens of maps (B, area, C), transposed to y (B, C, area). weight, bias: (C). A null weight is ones,
  * a null bias zeros. */
@@ -206,8 +202,7 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
                                            int64_t channels, const float* weight, float eps, int32_t threads,
                                            float* grad_x, float* grad_weight, float* grad_bias);
 
-/* --- Detectors: convolutions, RoIAlign and NMS ---------------------------------------------------------------------
- */
+/* --- Detectors: convolutions, RoIAlign, NMS and deformable attention ---------------------------------------------- */
 
 /* A 3x3 convolution with stride 1 and padding 1, by Winograd's minimal filtering, in tiles of 4 x 4 or 6 x 6 outputs.
  * Rounding differs from direct convolutions: in float32 by 3e-6 of the largest output, with 6 x 6 by 3e-5. On large

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "block/block.h"
-#include "swin.h"
 
 namespace swin::SWIN_ISA {
 

@@ -6,10 +6,11 @@
 
 #include "block/windows.h"
 #include "products/gemm.h"
+#include "swin.h"
 
 namespace swin::SWIN_ISA {
 
-enum { QKV, PROJ, FC1, FC2, LINEARS };
+enum { QKV = SWIN_QKV, PROJ = SWIN_PROJ, FC1 = SWIN_FC1, FC2 = SWIN_FC2, LINEARS = SWIN_LINEARS };
 
 struct BlockSizes {
   int64_t C, D, heads;

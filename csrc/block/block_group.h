@@ -79,7 +79,8 @@ class BlockGroup {
   }
 
  protected:
-  // Point to the saved activations in `memory`.
+  // Let the group write its activations into `memory`, in place of its own arrays. Until now qkv shared its memory with
+  // hidden, and both branches theirs.
   void bind_saved(char* memory) {
     Arena arena(memory);
     const SavedActivations<T> saved(w, capacity, arena);
@@ -301,10 +302,10 @@ class BlockGroup {
   HeadTileWorkspace tile_workspace;
 #endif
   T *hidden, *normed, *attended;
-  T* qkv;                                // the same memory as `hidden`, unless saved
-  T* before_gelu = nullptr;              // null unless saved
-  float* after_attention = nullptr;      // tokens after attention; null unless saved
-  float *attention_branch, *mlp_branch;  // one array, unless saved
+  T* qkv;
+  T* before_gelu = nullptr;          // null unless saved
+  float* after_attention = nullptr;  // tokens after attention; null unless saved
+  float *attention_branch, *mlp_branch;
   float *normed_row, *mask;
   ProductWorkspace<T> product_workspace;
   float* length_factors = nullptr;  // V2: (3 h, max_rows), of each query and key, for the backward pass

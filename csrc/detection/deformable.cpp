@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "machine/functions.h"
+#include "machine/row_functions.h"
 #include "machine/threads.h"
 
 namespace swin::SWIN_ISA {

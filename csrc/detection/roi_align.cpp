@@ -8,7 +8,7 @@
 
 #include "detection/roi_axes.h"
 #include "machine/arena.h"
-#include "machine/functions.h"
+#include "machine/row_functions.h"
 #include "machine/threads.h"
 
 namespace swin::SWIN_ISA {

@@ -66,12 +66,12 @@ void check_sizes(int64_t batch, int64_t height, int64_t width, int64_t channels,
   require_within("channels", channels, least_channels, MAX_SIZE);
 }
 
-int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
+int64_t numbers_of_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
   check_sizes(batch, height, width, channels, 1);
   return require_product_within("the number of tokens", batch, height, width, MAX_COUNT) * channels;
 }
 
-int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]) {
+int64_t span_of(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]) {
   int64_t span = 1;
   for (int i = 0; i < 4; i++) {
     require_within("a stride", strides[i], 0, MAX_BYTES);

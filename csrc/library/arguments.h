@@ -41,10 +41,10 @@ int64_t require_within(const char* name, int64_t value, int64_t least, int64_t m
 int64_t require_product_within(const char* name, int64_t a, int64_t b, int64_t c, int64_t most);
 // The batch may be empty, a map may not.
 void check_sizes(int64_t batch, int64_t height, int64_t width, int64_t channels, int64_t least_channels);
-// Return the numbers of maps (B, H, W, C).
-int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels);
-// Return the numbers from the first to the last of an array with strides.
-int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]);
+// The numbers of maps (B, H, W, C), whose sizes are checked.
+int64_t numbers_of_maps(int64_t batch, int64_t height, int64_t width, int64_t channels);
+// The numbers from the first to the last of an array with strides. Fail if they reach out of all memory.
+int64_t span_of(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]);
 
 bool is_dtype(int32_t dtype);  // of enum swin_dtype
 // The functions for a call in this dtype.

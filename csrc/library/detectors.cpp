@@ -51,10 +51,10 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
     const int64_t size = size_of(given.dtype);
     require_within("threads", given.threads, 1, MAX_THREADS);
     Arrays arrays;
-    arrays.read("x", x, check_maps(given.batch, given.height, given.width, given.channels), size);
+    arrays.read("x", x, numbers_of_maps(given.batch, given.height, given.width, given.channels), size);
     arrays.read("the weight", given.weight, convolution_numbers(given.tile, given.outputs, given.channels));
     arrays.read_if("bias", given.bias, given.outputs);
-    arrays.write("y", y, check_maps(given.batch, given.height, given.width, given.outputs), size);
+    arrays.write("y", y, numbers_of_maps(given.batch, given.height, given.width, given.outputs), size);
     arrays.check_overlaps();
     if (given.batch) isa.convolution_forward(given, x, y);
   });
@@ -66,8 +66,18 @@ namespace {
 
 constexpr int64_t MAX_BINS = 4096, MAX_SAMPLES = 1024;
 
-// Check all fields but the memory of the maps, and return the numbers that the maps span. Sides of 1 get a stride of 1.
-int64_t check_roi_align(swin_roi_align& roi_align, Arrays& arrays) {
+// A copy in which sides of 1 have a stride of 1.
+swin_roi_align with_strides(const swin_roi_align* given) {
+  require_pointer("roi_align", given);
+  swin_roi_align roi_align = *given;
+  const int64_t sizes[] = {roi_align.batch, roi_align.channels, roi_align.height, roi_align.width};
+  for (int i = 0; i < 4; i++)
+    if (sizes[i] <= 1) roi_align.stride[i] = 1;
+  return roi_align;
+}
+
+// Check all fields but the memory of the maps, and return the numbers that the maps span.
+int64_t checked_span(const swin_roi_align& roi_align, Arrays& arrays) {
   if (roi_align.dtype != SWIN_FLOAT32 && roi_align.dtype != SWIN_BFLOAT16)
     fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", roi_align.dtype);
   require_within("threads", roi_align.threads, 1, MAX_THREADS);
@@ -77,10 +87,8 @@ int64_t check_roi_align(swin_roi_align& roi_align, Arrays& arrays) {
   require_within("samples", roi_align.samples, 0, MAX_SAMPLES);
   require_within("regions", roi_align.regions, 0, MAX_COUNT);
   arrays.read("boxes", roi_align.boxes, 5 * roi_align.regions);
-  const int64_t sizes[] = {roi_align.batch, roi_align.channels, roi_align.height, roi_align.width};
-  for (int i = 0; i < 4; i++)
-    if (sizes[i] <= 1) roi_align.stride[i] = 1;
-  const int64_t extent = check_strides("maps", sizes, roi_align.stride);
+  const int64_t span =
+      span_of("maps", {roi_align.batch, roi_align.channels, roi_align.height, roi_align.width}, roi_align.stride);
   if (roi_align.stride[3] != 1 && roi_align.stride[1] != 1)
     fail(SWIN_INVALID, "the stride of columns or that of channels must be 1, got %lld and %lld",
          static_cast<long long>(roi_align.stride[3]), static_cast<long long>(roi_align.stride[1]));
@@ -93,7 +101,7 @@ int64_t check_roi_align(swin_roi_align& roi_align, Arrays& arrays) {
   if (wrong >= 0)
     fail(SWIN_INVALID, "a region ends before it begins, which RoIAlign with aligned=True does not take: region %lld",
          static_cast<long long>(wrong));
-  return roi_align.batch && roi_align.channels ? extent : 0;
+  return roi_align.batch && roi_align.channels ? span : 0;
 }
 
 int64_t pooled_numbers(const swin_roi_align& roi_align) {
@@ -106,16 +114,15 @@ int64_t pooled_numbers(const swin_roi_align& roi_align) {
 
 int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled) {
   return catch_errors([&] {
-    require_pointer("roi_align", roi_align);
+    const swin_roi_align given = with_strides(roi_align);
     const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
-    swin_roi_align checked = *roi_align;
     Arrays arrays;
-    const int64_t extent = check_roi_align(checked, arrays), numbers = pooled_numbers(checked);
-    const int64_t size = size_of(checked.dtype);
-    arrays.read("maps", maps, extent, size);
+    const int64_t span = checked_span(given, arrays), numbers = pooled_numbers(given);
+    const int64_t size = size_of(given.dtype);
+    arrays.read("maps", maps, span, size);
     arrays.write("pooled", pooled, numbers, size);
     arrays.check_overlaps();
-    if (numbers) isa.roi_align_forward(checked, maps, pooled);
+    if (numbers) isa.roi_align_forward(given, maps, pooled);
   });
 }
 
@@ -140,17 +147,16 @@ void check_apart(const swin_roi_align& roi_align) {
 
 int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, float* grad_maps) {
   return catch_errors([&] {
-    require_pointer("roi_align", roi_align);
+    const swin_roi_align given = with_strides(roi_align);
     const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
-    swin_roi_align checked = *roi_align;
     Arrays arrays;
-    const int64_t extent = check_roi_align(checked, arrays), numbers = pooled_numbers(checked);
-    arrays.read("grad_pooled", grad_pooled, numbers, size_of(checked.dtype));
-    arrays.write("grad_maps", grad_maps, extent);
+    const int64_t span = checked_span(given, arrays), numbers = pooled_numbers(given);
+    arrays.read("grad_pooled", grad_pooled, numbers, size_of(given.dtype));
+    arrays.write("grad_maps", grad_maps, span);
     arrays.check_overlaps();
     if (!numbers) return;
-    check_apart(checked);
-    isa.roi_align_backward(checked, grad_pooled, grad_maps);
+    check_apart(given);
+    isa.roi_align_backward(given, grad_pooled, grad_maps);
   });
 }
 
@@ -184,8 +190,8 @@ struct DeformableSizes {
   int64_t values, samples, outputs;
 };
 
-DeformableSizes check_deformable(const swin_deformable& deformable, const float* values,
-                                 const float* sampling_locations, const float* weights, Arrays& arrays) {
+DeformableSizes checked_sizes(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                              const float* weights, Arrays& arrays) {
   require_within("threads", deformable.threads, 1, MAX_THREADS);
   require_within("heads", deformable.heads, 1, MAX_EACH);
   require_within("channels", deformable.channels, 1, MAX_EACH);
@@ -217,7 +223,7 @@ int32_t swin_deformable_forward(const swin_deformable* deformable, const float* 
     require_pointer("deformable", deformable);
     const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     Arrays arrays;
-    const int64_t outputs = check_deformable(*deformable, values, sampling_locations, weights, arrays).outputs;
+    const int64_t outputs = checked_sizes(*deformable, values, sampling_locations, weights, arrays).outputs;
     arrays.write("y", y, outputs);
     arrays.check_overlaps();
     isa.deformable_forward(*deformable, values, sampling_locations, weights, y);
@@ -231,7 +237,7 @@ int32_t swin_deformable_backward(const swin_deformable* deformable, const float*
     require_pointer("deformable", deformable);
     const IsaFunctions& isa = isa_for(SWIN_FLOAT32);
     Arrays arrays;
-    const DeformableSizes sizes = check_deformable(*deformable, values, sampling_locations, weights, arrays);
+    const DeformableSizes sizes = checked_sizes(*deformable, values, sampling_locations, weights, arrays);
     arrays.read("grad_y", grad_y, sizes.outputs);
     arrays.write("grad_values", grad_values, sizes.values);
     arrays.write("grad_sampling_locations", grad_sampling_locations, 2 * sizes.samples);

@@ -26,9 +26,9 @@ void dispatch(int32_t dtype, const F& f) {
 
 template <class T>
 Linear<T> linear_layer(int32_t dtype, const void* packed, const float* bias, int64_t N, int64_t K, int64_t unit) {
-  Linear<T> made{static_cast<const T*>(packed), bias, N, K, panel_width(N, unit)};
-  if (dtype == SWIN_INT8) made.panels = nullptr, made.quantised = {packed, N, K};
-  return made;
+  Linear<T> linear{static_cast<const T*>(packed), bias, N, K, panel_width(N, unit)};
+  if (dtype == SWIN_INT8) linear.panels = nullptr, linear.quantised = {packed, N, K};
+  return linear;
 }
 
 // Ones and zeros, for null weights and biases.
@@ -80,26 +80,30 @@ uint64_t checksum_of(const void* const* pieces, const int64_t* bytes, int64_t co
 
 BlockSizes sizes_of(const swin_block& b) { return {b.channels, b.hidden, b.heads, b.cosine_scale != nullptr}; }
 
+// The weights of a swin_block: defaults in place of null pointers, and the padded position bias, with their memory.
 template <class T>
-class Block {
- public:
-  Block(const swin_block& b, const Windows& windows)
+struct CompleteBlock {
+  const Defaults defaults;
+  Memory memory;
+  BlockWeights<T> weights;
+
+  CompleteBlock(const swin_block& b, const Windows& windows)
       : defaults(std::max(3 * b.channels, b.hidden)),
-        w{sizes_of(b),
-          {layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
-          defaults.affine(b.norm1_weight, b.norm1_bias, b.eps1),
-          defaults.affine(b.norm2_weight, b.norm2_bias, b.eps2),
-          defaults.affine(b.norm3_weight, b.norm3_bias, b.eps3),
-          nullptr,
-          b.cosine_scale,
-          b.drop_path,
-          b.has_norm3 != 0,
-          b.scale} {
+        weights{sizes_of(b),
+                {layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
+                defaults.affine(b.norm1_weight, b.norm1_bias, b.eps1),
+                defaults.affine(b.norm2_weight, b.norm2_bias, b.eps2),
+                defaults.affine(b.norm3_weight, b.norm3_bias, b.eps3),
+                nullptr,
+                b.cosine_scale,
+                b.drop_path,
+                b.has_norm3 != 0,
+                b.scale} {
     const int64_t N = windows.area();
     float* padded = nullptr;
     memory.allocate([&](Arena& arena) { padded = arena.take<float>(b.heads * N * padded_keys(N)); });
     pad_bias(b.position_bias, b.heads * N, N, padded);
-    w.bias_hNS = padded;
+    weights.bias_hNS = padded;
   }
 
  private:
@@ -108,12 +112,6 @@ class Block {
     const int64_t N = i == QKV ? 3 * C : i == FC1 ? D : C, K = i == FC2 ? D : C;
     return linear_layer<T>(b.dtype, b.linear[i], defaults.zeros(b.bias[i]), N, K, i == QKV ? C / b.heads : 1);
   }
-
-  Defaults defaults;
-  Memory memory;
-
- public:
-  BlockWeights<T> w;
 };
 
 void block_saved_size(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes) {
@@ -127,9 +125,9 @@ void block_saved_size(const swin_block& block, const Windows& windows, int64_t& 
 void block_forward(const swin_block& block, const Windows& windows, const float* x, float* y,
                    const SavedGroups& saved) {
   dispatch(block.dtype, [&](auto type) {
-    Block<decltype(type)> made(block, windows);
+    CompleteBlock<decltype(type)> complete(block, windows);
     if (saved.memory) request_large_pages(saved.memory, saved.num_groups * saved.bytes);
-    run_block(made.w, windows, block.threads, x, y, saved);
+    run_block(complete.weights, windows, block.threads, x, y, saved);
   });
 }
 
@@ -138,15 +136,15 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
                     const swin_block_gradients& gradients) {
   dispatch(block.dtype, [&](auto type) {
     using T = decltype(type);
-    Block<T> made(block, windows);
+    CompleteBlock<T> complete(block, windows);
     const auto backward_linear = [&](int64_t i) {
-      const Linear<T>& layer = made.w.linear(i);
+      const Linear<T>& layer = complete.weights.linear(i);
       return linear_layer<T>(block.dtype, transposed_weights[i], nullptr, layer.K, layer.N,
-                             i == PROJ ? made.w.C / made.w.heads : 1);
+                             i == PROJ ? complete.weights.C / complete.weights.heads : 1);
     };
     Linear<T> backward_linears[] = {backward_linear(QKV), backward_linear(PROJ), backward_linear(FC1),
                                     backward_linear(FC2)};
-    run_block_backward(made.w, backward_linears, windows, block.threads, x, grad_y, saved, gradients);
+    run_block_backward(complete.weights, backward_linears, windows, block.threads, x, grad_y, saved, gradients);
   });
 }
 

@@ -85,7 +85,7 @@ const IsaFunctions& check_block(const swin_block* block, Arrays& arrays) {
   const swin_block& b = *block;
   const IsaFunctions& isa = isa_for(b.dtype);
   require_within("threads", b.threads, 1, MAX_THREADS);
-  check_maps(b.batch, b.height, b.width, b.channels);
+  numbers_of_maps(b.batch, b.height, b.width, b.channels);  // checks the sizes
   const int64_t C = b.channels, h = b.heads;
   if (h <= 0 || C % h || C / h % 8 || C / h > 64)
     fail(SWIN_INVALID, "heads must have 8, 16, ... 64 channels, got %lld of %lld in all", static_cast<long long>(h),
@@ -245,8 +245,7 @@ int64_t tokens_of_patches(const swin_images& images) {
   return require_product_within("the number of patches", images.batch, rows, columns, MAX_COUNT);
 }
 
-// Returns K.
-int64_t check_images(const swin_images* images, Arrays& arrays) {
+int64_t checked_K(const swin_images* images, Arrays& arrays) {
   require_pointer("images", images);
   const swin_images& given = *images;
   check_sizes(given.batch, given.height, given.width, given.channels, 1);
@@ -255,7 +254,7 @@ int64_t check_images(const swin_images* images, Arrays& arrays) {
   const int64_t K =
       require_product_within("the numbers of a patch", given.channels, given.patch_height, given.patch_width, MAX_SIZE);
   tokens_of_patches(given);
-  const int64_t span = check_strides("images", {given.batch, given.channels, given.height, given.width}, given.stride);
+  const int64_t span = span_of("images", {given.batch, given.channels, given.height, given.width}, given.stride);
   arrays.read("pixels", given.pixels, given.batch ? span : 0);
   return K;
 }
@@ -265,7 +264,7 @@ int64_t check_images(const swin_images* images, Arrays& arrays) {
 int32_t swin_embed_forward(const swin_images* images, const swin_projection* projection, float* y) {
   return catch_errors([&] {
     Arrays arrays;
-    const int64_t K = check_images(images, arrays);
+    const int64_t K = checked_K(images, arrays);
     const IsaFunctions& isa = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images);
     arrays.write("y", y, tokens * projection->outputs);
@@ -278,7 +277,7 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
                             const float* grad_y, const swin_projection_gradients* gradients) {
   return catch_errors([&] {
     Arrays arrays;
-    const int64_t K = check_images(images, arrays);
+    const int64_t K = checked_K(images, arrays);
     const IsaFunctions& isa = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers =
@@ -292,9 +291,9 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
 
 namespace {
 
-int64_t check_merged(const swin_maps* maps, Arrays& arrays) {
+int64_t checked_K(const swin_maps* maps, Arrays& arrays) {
   require_pointer("maps", maps);
-  arrays.read("x", maps->x, check_maps(maps->batch, maps->height, maps->width, maps->channels));
+  arrays.read("x", maps->x, numbers_of_maps(maps->batch, maps->height, maps->width, maps->channels));
   return 4 * maps->channels;
 }
 
@@ -307,7 +306,7 @@ int64_t tokens_of_merged(const swin_maps& maps) {
 int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* projection, float* y) {
   return catch_errors([&] {
     Arrays arrays;
-    const int64_t K = check_merged(maps, arrays);
+    const int64_t K = checked_K(maps, arrays);
     const IsaFunctions& isa = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     arrays.write("y", y, tokens * projection->outputs);
@@ -320,7 +319,7 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
                             const float* grad_y, const swin_projection_gradients* gradients) {
   return catch_errors([&] {
     Arrays arrays;
-    const int64_t K = check_merged(maps, arrays);
+    const int64_t K = checked_K(maps, arrays);
     const IsaFunctions& isa = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     const int64_t numbers = maps->batch * maps->height * maps->width * maps->channels;

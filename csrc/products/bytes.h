@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "machine/functions.h"
+#include "machine/row_functions.h"
 #include "products/tiles.h"
 
 namespace swin::SWIN_ISA {

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "machine/amx.h"
-#include "machine/functions.h"
+#include "machine/row_functions.h"
 
 namespace swin::SWIN_ISA {
 
