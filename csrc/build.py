@@ -36,7 +36,7 @@ LIBRARY = (
 )
 KERNELS = (  # once for each instruction set
     *('products/gemm', 'block/block', 'block/backward', 'patches/patches', 'patches/patches_backward'),
-    *('detection/convolution', 'detection/roi_align', 'detection/suppression'),
+    *('norm/output_norm', 'detection/convolution', 'detection/roi_align', 'detection/suppression'),
     *('detection/deformable', 'library/isa_functions'),
 )
 NAMES = {'linux': 'libswin.so', 'macos': 'libswin.dylib', 'windows': 'swin.dll'}

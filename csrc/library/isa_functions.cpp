@@ -8,6 +8,7 @@
 #include "detection/roi_align.h"
 #include "machine/checksum.h"
 #include "machine/memory.h"
+#include "norm/output_norm.h"
 #include "patches/patches.h"
 
 namespace swin::SWIN_ISA {

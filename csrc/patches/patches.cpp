@@ -79,26 +79,6 @@ void project(const Source& source, const Projection<T>& p, int64_t threads, floa
   });
 }
 
-void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm,
-                      int64_t threads, float* out) {
-  constexpr int64_t STRIP = 64;  // tokens: whole cache lines of the transpose
-  const int64_t strips = ceil_div(area, STRIP);
-  each_part(batch * strips, threads, [&](int64_t begin, int64_t end) {
-    float* normed = nullptr;
-    Memory memory;
-    memory.allocate([&](Arena& arena) { normed = arena.take<float>(STRIP * channels); });
-    for (int64_t strip = begin; strip < end; strip++) {
-      const int64_t image = strip / strips, first = strip % strips * STRIP, count = std::min(STRIP, area - first);
-      const Timed timed(Work::NORMS, count * channels);
-      for (int64_t m = 0; m < count; m++)
-        layer_norm(x + (image * area + first + m) * channels, channels, norm, normed + m * channels);
-      for (int64_t c = 0; c < channels; c += LANES)
-        transpose(normed + c, channels, count, std::min(LANES, channels - c),
-                  out + (image * channels + c) * area + first, area);
-    }
-  });
-}
-
 #define INSTANTIATE_FOR(T, Source) \
   template void project<T, Source>(const Source&, const Projection<T>&, int64_t, float*);
 #define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)

@@ -1,4 +1,4 @@
-// Patch embedding, patch merging and the norm of an output, with gradients. The input alone is saved for gradients.
+// Patch embedding and patch merging, with gradients. The input alone is saved for gradients.
 //
 // Layout: B batch, C channels, H W height and width of the input, K inputs and N outputs of a token.
 #pragma once
@@ -81,14 +81,5 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
                       const float* grad, const swin_projection_gradients& gradients);
 
 #define SWIN_FOR_EACH_PROJECTION(instantiate, T) instantiate(T, Patches) instantiate(T, Neighbours)
-
-// LayerNorm of tokens (B, H*W, C), transposed: (B, C, H*W).
-void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm,
-                      int64_t threads, float* out);
-
-// grad: (B, C, H*W); grad_x: (B, H*W, C); grad_weight and grad_bias: of the norm.
-void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, int64_t threads, float* grad_x, float* grad_weight,
-                               float* grad_bias);
 
 }  // namespace swin::SWIN_ISA

@@ -1,6 +1,7 @@
 #include <memory>
 #include <optional>
 
+#include "machine/worker_vectors.h"
 #include "patches/patches.h"
 #include "products/weight_gradients.h"
 
@@ -8,25 +9,6 @@ namespace swin::SWIN_ISA {
 namespace {
 
 constexpr int64_t GROUP_BYTES = 1 << 20;  // bytes of inputs and outputs of a group
-
-// The vector sums of each worker, at first zeros. `add` adds those of all workers in a fixed order.
-class WorkerVectors {
- public:
-  WorkerVectors(int64_t workers, int64_t size) : workers(workers), size(size) {
-    memory.allocate([&](Arena& arena) { sums = arena.take<float>(workers * size); });
-    std::fill_n(sums, workers * size, 0.f);
-  }
-  float* operator[](int64_t worker) const { return sums + worker * size; }
-  float* add() const {
-    for (int64_t worker = 1; worker < workers; worker++) add_row((*this)[worker], size, sums);
-    return sums;
-  }
-
- private:
-  const int64_t workers, size;
-  float* sums;
-  Memory memory;
-};
 
 // A group of tokens, computed by a thread.
 template <class T, class Source>
@@ -134,33 +116,6 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
   std::copy_n(bias, N, gradients.bias);
   std::copy_n(norm_weight, p.norm_size(), gradients.norm_weight);
   std::copy_n(norm_bias, p.norm_size(), gradients.norm_bias);
-}
-
-void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, int64_t threads, float* grad_x, float* grad_weight,
-                               float* grad_bias) {
-  constexpr int64_t STRIP = 64;  // tokens
-  const int64_t strips = ceil_div(area, STRIP);
-  const int64_t workers = std::min(threads, batch * strips), each = ceil_div(batch * strips, workers);
-  const WorkerVectors sums(workers, 2 * channels);
-  each_task(workers, threads, [&](int64_t worker) {
-    float* grad_tokens = nullptr;
-    Memory memory;
-    memory.allocate([&](Arena& arena) { grad_tokens = arena.take<float>(STRIP * channels); });
-    for (int64_t strip = worker * each; strip < std::min(batch * strips, (worker + 1) * each); strip++) {
-      const int64_t image = strip / strips, first = strip % strips * STRIP, count = std::min(STRIP, area - first);
-      transpose(grad + image * channels * area + first, area, channels, count, grad_tokens, channels);
-      for (int64_t m = 0; m < count; m++) {
-        const int64_t at = (image * area + first + m) * channels;
-        layer_norm_backward(x + at, channels, norm, grad_tokens + m * channels, 1.f,
-                            {sums[worker], sums[worker] + channels},
-                            [&](int64_t c, Vec g, int64_t lanes) { store(grad_x + at + c, g, lanes); });
-      }
-    }
-  });
-  const float* norm_sums = sums.add();
-  std::copy_n(norm_sums, channels, grad_weight);
-  std::copy_n(norm_sums + channels, channels, grad_bias);
 }
 
 #define INSTANTIATE_FOR(T, Source)                                                                                   \
