@@ -145,7 +145,7 @@ def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.workbench.pictures.attention import attention_maps, strides_of
+    from swin_backbone.workbench.pictures.attention import attention_maps, list_strides
     from swin_backbone.workbench.pictures.heatmaps import attention_figure
 
     predictor, prepared, picture_HW3 = _open(args)
@@ -156,26 +156,26 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
     at = y * picture_HW3.shape[0] // height, x * picture_HW3.shape[1] // width
     images = predictor.inputs(prepared)
     shifted, plain = (attention_maps(predictor.model, images, shift=shift) for shift in (True, False))
-    strides = strides_of(predictor.model)
+    strides = list_strides(predictor.model)
     return attention_figure(picture_HW3, shifted, plain, at, strides, args.stage, args.block, args.head)
 
 
 def draw_features(args: argparse.Namespace) -> 'Figure':
     import torch
 
-    from swin_backbone.workbench.pictures.attention import find_backbone, strides_of
+    from swin_backbone.workbench.pictures.attention import find_backbone, list_strides
     from swin_backbone.workbench.pictures.heatmaps import features_figure
 
     predictor, prepared, picture_HW3 = _open(args)
     indices = find_backbone(predictor.model).out_indices
     maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(prepared)]
     named = [(f'stage {index + 1}', map_CHW) for index, map_CHW in zip(indices, maps)]
-    strides = strides_of(predictor.model)
+    strides = list_strides(predictor.model)
     return features_figure(picture_HW3, named, [strides[index] for index in indices])
 
 
 def draw_cam(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.workbench.pictures.attention import strides_of
+    from swin_backbone.workbench.pictures.attention import list_strides
     from swin_backbone.workbench.pictures.heatmaps import cam_figure
     from swin_backbone.workbench.predict.explain import explain
 
@@ -188,17 +188,17 @@ def draw_cam(args: argparse.Namespace) -> 'Figure':
     if args.method == 'eigen':
         what = f'the features, which are the same for every prediction; shown beside {what}'
     title = f'{name} at stage {args.stage}, of {what}'
-    stride = strides_of(predictor.model)[args.stage - 1]
+    stride = list_strides(predictor.model)[args.stage - 1]
     return cam_figure(picture_HW3, explanation.map_HW, stride, title, explanation.box)
 
 
 def draw_bias(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.checkpoints import read_checkpoint
-    from swin_backbone.workbench.pictures.bias import bias_tables
+    from swin_backbone.workbench.pictures.bias import find_bias_tables
     from swin_backbone.workbench.pictures.windows import bias_figure
 
     loaded = read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load)
-    tables = bias_tables(loaded, args.stage, args.block, args.new_window, args.window)
+    tables = find_bias_tables(loaded, args.stage, args.block, args.new_window, args.window)
     rows = [
         (f'{what} {window[0]}x{window[1]}', table_Rh, window)
         for what, (table_Rh, window) in zip(('trained: window', 'window'), tables)

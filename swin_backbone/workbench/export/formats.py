@@ -85,14 +85,14 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
     from onnxscript.optimizer import optimize_ir
 
     from .fuse import simplify
-    from .heads.operators import onnx_translations
+    from .heads.operators import list_translations
 
     with quiet():
         exported: Any = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=OPSET,
-            custom_translation_table=onnx_translations(),
+            custom_translation_table=list_translations(),
             verbose=False,
             optimize=False,
         )

@@ -188,7 +188,7 @@ def find_backbone(model: nn.Module) -> SwinPyramid:
     return backbones[0]
 
 
-def strides_of(model: nn.Module) -> list[int]:
+def list_strides(model: nn.Module) -> list[int]:
     """Return the side of a token in pixels, for each stage of the backbone in a model."""
     backbone = find_backbone(model)
     merges = [getattr(stage, 'downsample', None) for stage in backbone.stages]

@@ -15,7 +15,7 @@ from ...positions import log_spaced_coordinates
 from ...sizes import Size
 
 
-def bias_tables(
+def find_bias_tables(
     loaded: Any, stage: int, block: int, target: Optional[Size] = None, window_size: Optional[Size] = None
 ) -> list[tuple[Tensor, Size]]:
     """Return a block's bias as trained, and for windows of `target`: resized (Swin V1) or computed (Swin V2).
@@ -48,12 +48,12 @@ def bias_tables(
         raise ValueError('the checkpoint does not name the window of its training: give window_size')
     target = target or (2 * window[0], 2 * window[1])
     if not is_v1:
-        return [(_continuous(weights_of_block, size, window), size) for size in (window, target)]
+        return [(_compute_bias(weights_of_block, size, window), size) for size in (window, target)]
     table_Rh = weights_of_block[name].float()
     return [(table_Rh, window), (resize_table(table_Rh, window, target)[0], target)]
 
 
-def _continuous(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
+def _compute_bias(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
     """Return Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
     coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu'), torch.float32)
     hidden = F.linear(coordinates_R2, weights['cpb_mlp.0.weight'].float(), weights['cpb_mlp.0.bias'].float()).relu()

@@ -28,12 +28,12 @@ def grad_cam(activations_BCHW: Tensor, gradients_BCHW: Tensor) -> Tensor:
 
 def eigen_cam(activations_BCHW: Tensor) -> Tensor:
     """Return the first principal component of the channels (Muhammad and Yeasin 2020, arXiv 2008.00299): (B, H, W)."""
-    map_BT = principal_components(activations_BCHW, 1)[..., 0]
+    map_BT = find_principal_components(activations_BCHW, 1)[..., 0]
     map_BHW: Tensor = map_BT.relu().unflatten(1, activations_BCHW.shape[2:])
     return map_BHW
 
 
-def principal_components(maps_BCHW: Tensor, count: int) -> Tensor:
+def find_principal_components(maps_BCHW: Tensor, count: int) -> Tensor:
     """Return the first principal components of the channels: (B, H * W, count) in float32.
 
     The sign makes the largest deviation positive.
@@ -81,13 +81,13 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
             handle.remove()
     maps_BHWC = [outputs[module] for module in modules if module in outputs]
     if method == 'eigen':
-        return _to_one(eigen_cam(reshape_transform(maps_BHWC[0])))
+        return _scale_to_one(eigen_cam(reshape_transform(maps_BHWC[0])))
     gradients = torch.autograd.grad(value, maps_BHWC, allow_unused=True) if value.requires_grad else ()
     for map_BHWC, gradient_BHWC in zip(maps_BHWC, gradients):
         if gradient_BHWC is not None and gradient_BHWC.any():
-            return _to_one(grad_cam(reshape_transform(map_BHWC.detach()), reshape_transform(gradient_BHWC)))
+            return _scale_to_one(grad_cam(reshape_transform(map_BHWC.detach()), reshape_transform(gradient_BHWC)))
     raise ValueError(f"the score has no gradient at stage {stage}; method 'eigen' needs none")
 
 
-def _to_one(map_BHW: Tensor) -> Tensor:
+def _scale_to_one(map_BHW: Tensor) -> Tensor:
     return map_BHW / map_BHW.amax((1, 2), keepdim=True).clamp(min=torch.finfo(map_BHW.dtype).tiny)

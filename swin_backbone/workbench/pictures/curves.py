@@ -61,11 +61,11 @@ def read_log(path: Path) -> Log:
                 del earlier[step]  # of a killed run, repeated by the next run
             earlier.update((record['step'], record) for record in later)
     names = {name for record in train.values() for name in record if name not in NOT_DRAWN}
-    losses = _points(train, [name for name in names if 'loss' in name])
-    rates = _points(train, [name for name in names if name == 'lr' or name.endswith('/lr')])
+    losses = _collect_points(train, [name for name in names if 'loss' in name])
+    rates = _collect_points(train, [name for name in names if name == 'lr' or name.endswith('/lr')])
     of_validation = {name for record in validated.values() for name in record if name not in NOT_DRAWN}
-    metrics = _points(validated, [name for name in of_validation if 'loss' not in name])
-    for at, value in _points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
+    metrics = _collect_points(validated, [name for name in of_validation if 'loss' not in name])
+    for at, value in _collect_points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
         iteration = validated[int(at)].get(VAL_ITER, None if by_epoch else at)
         if iteration is not None:
             losses.setdefault(VAL_LOSS, []).append((iteration, value))
@@ -131,7 +131,7 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
+def _collect_points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
     points: Points = defaultdict(list)
     for step in sorted(records):
         for name in names:

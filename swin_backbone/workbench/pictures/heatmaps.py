@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import AttentionMap, receptive_fields
-from .cam import principal_components
+from .cam import find_principal_components
 
 HEAT = 'inferno'
 LARGEST_ROW = 6  # pictures side by side
@@ -42,7 +42,7 @@ def attention_figure(
         shifted: result of `attention_maps`.
         plain: result with shift=False.
         at: pixel of the token, (row, column).
-        strides: strides of the backbone's stages, see `strides_of`.
+        strides: strides of the backbone's stages, see `list_strides`.
         stage, block, head: numbers, from 1.
 
     Raises:
@@ -99,8 +99,8 @@ def features_figure(picture_HW3: NDArray[Any], maps: Sequence[tuple[str, Tensor]
     _draw(axes[0], picture_HW3, f'the picture, {height}x{width}')
     for axis, (name, map_CHW), stride in zip(axes[1:], maps, strides):
         C, H, W = map_CHW.shape
-        _show(axis, principal_colours(map_CHW), stride, interpolation='nearest')
-        _frame(axis, picture_HW3, f'{name}: {C} channels, {H}x{W}')
+        _show(axis, find_principal_colours(map_CHW), stride, interpolation='nearest')
+        _cut_axis(axis, picture_HW3, f'{name}: {C} channels, {H}x{W}')
     figure.suptitle(
         'Feature maps, their three first principal components as red, green and blue', fontsize=11, wrap=True
     )
@@ -119,7 +119,7 @@ def cam_figure(
     right.imshow(picture_HW3)
     image = _show(right, map_HW.detach().cpu().numpy(), stride, interpolation='bilinear', cmap=HEAT, alpha=0.65)
     image.set_clim(0, 1)
-    _frame(right, picture_HW3, 'what the score depends on')
+    _cut_axis(right, picture_HW3, 'what the score depends on')
     for axis in (left, right) if box is not None else ():
         x1, y1, x2, y2 = box  # type: ignore[misc]
         axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor='#56B4E9', linewidth=2))
@@ -128,10 +128,10 @@ def cam_figure(
     return figure
 
 
-def principal_colours(map_CHW: Tensor) -> NDArray[Any]:
+def find_principal_colours(map_CHW: Tensor) -> NDArray[Any]:
     """Return three principal components of a map's channels, (H, W, 3), from the 1st to the 99th percentile."""
     _C, H, W = map_CHW.shape
-    values = principal_components(map_CHW.detach().cpu()[None], 3)[0].numpy()
+    values = find_principal_components(map_CHW.detach().cpu()[None], 3)[0].numpy()
     low, high = np.percentile(values, [1, 99], axis=0)
     colours = np.zeros((H * W, 3))
     colours[:, : values.shape[1]] = np.clip(
@@ -169,7 +169,7 @@ def _draw(
         y, x = token
         square = Rectangle((x * stride - 0.5, y * stride - 0.5), stride, stride, fill=False, edgecolor='#00FFFF')
         axis.add_patch(square)
-    _frame(axis, picture_HW3, title)
+    _cut_axis(axis, picture_HW3, title)
 
 
 def _show(axis: Axes, values: NDArray[Any], stride: int, **how: Any) -> AxesImage:
@@ -178,7 +178,7 @@ def _show(axis: Axes, values: NDArray[Any], stride: int, **how: Any) -> AxesImag
     return axis.imshow(values, extent=(-0.5, width * stride - 0.5, height * stride - 0.5, -0.5), **how)
 
 
-def _frame(axis: Axes, picture_HW3: NDArray[Any], title: str) -> None:
+def _cut_axis(axis: Axes, picture_HW3: NDArray[Any], title: str) -> None:
     """Cut off the part of the map beyond the picture, which is padding of the batch."""
     height, width = picture_HW3.shape[:2]
     axis.set_xlim(-0.5, width - 0.5)

@@ -44,7 +44,7 @@ def windows_figure(layout: Layout) -> Figure:
         panels.append((f'Rolled up by {up} and left by {left}:\nwindows tile it', regions, False))
     if has_kinds:
         panels.append((f'{len(layout.kinds)} kinds of windows\nhave different masks', kinds, False))
-    figure, axes = _panels(len(panels), layout.token_HW.shape)
+    figure, axes = _make_panels(len(panels), layout.token_HW.shape)
     for axis, (title, colours_HW3, on_image) in zip(axes, panels):
         arrange = layout.rolled_back if on_image else np.asarray
         _draw_map(axis, colours_HW3, arrange(layout.window_HW), arrange(layout.token_HW) == PADDING)
@@ -53,7 +53,7 @@ def windows_figure(layout: Layout) -> Figure:
     handles = [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in drawn_regions if i < 4]
     for kind, colour in zip(layout.kinds if has_kinds else (), KIND_COLOURS):
         handles.append(Patch(facecolor=colour, edgecolor='black', label=f'kind: {kind.name}'))
-    _legend(figure, layout, handles)
+    _draw_legend(figure, layout, handles)
     Wh, Ww = layout.window_size
     block = 'A block with shifted windows' if is_shifted else 'A block without shift'
     padded = 'x'.join(map(str, layout.token_HW.shape))
@@ -67,7 +67,7 @@ def masks_figure(layout: Layout) -> Figure:
     """Draw the attention mask and the windows of each kind, and the masks of all windows."""
     kinds = layout.kinds
     Wh, Ww = layout.window_size
-    figure, axes = _panels(len(kinds) + 1, layout.token_HW.shape, rows=2)
+    figure, axes = _make_panels(len(kinds) + 1, layout.token_HW.shape, rows=2)
     for index, kind in enumerate(kinds):
         is_kind_RC = layout.kind_RC == index
         upper, lower = axes[index], axes[len(kinds) + 1 + index]
@@ -81,8 +81,8 @@ def masks_figure(layout: Layout) -> Figure:
         colours = np.where(chosen_HW[..., None], to_rgb(ATTENDED), to_rgb('#FFFFFF'))
         _draw_map(lower, colours, layout.window_HW, layout.token_HW == PADDING)
         lower.set_title(f'{is_kind_RC.sum()} of {is_kind_RC.size} windows', fontsize=9)
-    stack_bytes, kind_bytes = mask_bytes(layout)
-    axes[len(kinds)].imshow(mosaic(layout), cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
+    stack_bytes, kind_bytes = count_mask_bytes(layout)
+    axes[len(kinds)].imshow(make_mosaic(layout), cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
     axes[len(kinds)].set_title(f'all {layout.kind_RC.size} masks,\nwindow by window', fontsize=9)
     axes[len(kinds)].set_xticks([])
     axes[len(kinds)].set_yticks([])
@@ -97,17 +97,17 @@ def masks_figure(layout: Layout) -> Figure:
         wrap=True,
     )
     handles = [Patch(color=MASK_COLOURS(1), label='may attend'), Patch(color=MASK_COLOURS(0), label='masked')]
-    _legend(figure, layout, handles)
+    _draw_legend(figure, layout, handles)
     return figure
 
 
-def mask_bytes(layout: Layout) -> tuple[int, int]:
+def count_mask_bytes(layout: Layout) -> tuple[int, int]:
     """Return the bytes of a mask for each window in float32, and of a bool mask for each kind."""
     N = layout.window_size[0] * layout.window_size[1]
     return layout.kind_RC.size * N * N * 4, sum(kind.mask_NN.nbytes for kind in layout.kinds if kind.name != 'interior')
 
 
-def mosaic(layout: Layout) -> NDArray[Any]:
+def make_mosaic(layout: Layout) -> NDArray[Any]:
     """Return the masks of all windows in the places of the windows, for large maps every n-th query and key."""
     rows, columns = layout.kind_RC.shape
     N = layout.window_size[0] * layout.window_size[1]
@@ -153,7 +153,7 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
     return figure
 
 
-def _panels(columns: int, map_shape: tuple[int, ...], rows: int = 1) -> tuple[Figure, list[Axes]]:
+def _make_panels(columns: int, map_shape: tuple[int, ...], rows: int = 1) -> tuple[Figure, list[Axes]]:
     height, width = map_shape
     side = min(4.2, max(2.0, 10 / columns))  # 10 inches: legible on a page of the documentation
     tall = side if rows > 1 else side * min(1.6, max(0.55, height / width))
@@ -169,15 +169,16 @@ def _draw_map(axis: Axes, colours_HW3: NDArray[Any], number_HW: NDArray[Any], pa
         y, x = ((np.arange(side)[:, None] + [-0.499, 0.499]).ravel() for side in (height, width))
         axis.contourf(x, y, padding_HW.repeat(2, 0).repeat(2, 1), levels=[0.5, 1.5], hatches=['////'], colors='none')
     if max(height, width) <= TOKEN_LINES:
-        every = np.arange(height * width).reshape(height, width)
-        axis.add_collection(LineCollection(_borders(every), colors='white', linewidths=0.5))
-    axis.add_collection(LineCollection(_borders(number_HW), colors='black', linewidths=1.2 if height < 100 else 0.5))
+        token_HW = np.arange(height * width).reshape(height, width)
+        axis.add_collection(LineCollection(_find_borders(token_HW), colors='white', linewidths=0.5))
+    line_width = 1.2 if height < 100 else 0.5
+    axis.add_collection(LineCollection(_find_borders(number_HW), colors='black', linewidths=line_width))
     axis.set_xticks([0, width - 1])
     axis.set_yticks([0, height - 1])
     axis.tick_params(labelsize=8)
 
 
-def _borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
+def _find_borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
     """Return the lines between neighbours with different numbers."""
     across = np.argwhere(number_HW[:, 1:] != number_HW[:, :-1])
     down = np.argwhere(number_HW[1:] != number_HW[:-1])
@@ -185,7 +186,7 @@ def _borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
     return lines + [[(x - 0.5, y + 0.5), (x + 0.5, y + 0.5)] for y, x in down]
 
 
-def _legend(figure: Figure, layout: Layout, handles: list[Patch]) -> None:
+def _draw_legend(figure: Figure, layout: Layout, handles: list[Patch]) -> None:
     """Draw a legend below the panels, with padding if the map has padding."""
     if (layout.token_HW == PADDING).any():
         handles = [*handles, Patch(facecolor='white', edgecolor='black', hatch='////', label='padding')]

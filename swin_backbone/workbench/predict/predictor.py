@@ -30,7 +30,7 @@ from ..configs.check import compare_classes
 from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
 from ..data.media import Frame, check_not_truncated, convert_to_bgr, describe_reduction, make_frame
-from ..pictures.attention import find_backbone, strides_of
+from ..pictures.attention import find_backbone, list_strides
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, read_dataset_meta
 from ..resume.loading import install_checkpoint_loaders, load_from_file_or_address
@@ -206,7 +206,9 @@ class Predictor:
             windows = find_backbone(self.model).window_size
         except ValueError:
             return 32
-        return math.lcm(*(stride * side for stride, window in zip(strides_of(self.model), windows) for side in window))
+        return math.lcm(
+            *(stride * side for stride, window in zip(list_strides(self.model), windows) for side in window)
+        )
 
     @property
     def fingerprint(self) -> str:

@@ -83,7 +83,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         item['id'] = new_id
     with silent():  # pycocotools prints
         truth.createIndex()
-    keys = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
+    keys = [key for key in ('bbox', 'segmentation') if all(_all_have(path, items, key) for path, items in files)]
     if not keys:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
     sizes: dict[Any, tuple[int, int]] = {}
@@ -114,7 +114,7 @@ def _check_each(path: Path, items: Iterable[Any], check: Callable[..., object], 
             raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
 
 
-def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
+def _all_have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Return whether the objects of a file have a `bbox` or `segmentation`. [] counts as none.
 
     Raises:
@@ -232,10 +232,10 @@ def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
         {key: value for key, value in item.items() if key not in ADDED_BY_COCOEVAL} for item in coco['annotations']
     ]
     content = dict(images=images, annotations=annotations, categories=coco['categories'])
-    return json.dumps(content, default=_to_json).encode()
+    return json.dumps(content, default=_encode_value).encode()
 
 
-def _to_json(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value.tolist()  # RLE; numbers of NumPy
 
 

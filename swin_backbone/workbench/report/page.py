@@ -48,11 +48,11 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     )
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(link=partial(_link, folder=folder), file_name=lambda file: Path(file).name)
+    environment.filters.update(link=partial(_make_link, folder=folder), file_name=lambda file: Path(file).name)
     return environment.get_template('page.html').render(variables)
 
 
-def _link(file: str, folder: Path) -> str:
+def _make_link(file: str, folder: Path) -> str:
     """Return the address of a picture."""
     try:
         return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))  # a name may be no UTF-8

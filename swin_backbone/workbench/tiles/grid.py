@@ -85,7 +85,7 @@ class Axis:
         return weights
 
 
-def default_overlap(tile: int) -> int:
+def choose_overlap(tile: int) -> int:
     """Return the largest overlap of tiles of a side, up to 128 pixels, that `Grid` takes."""
     largest = min(128, tile // 2)
     return max(0, largest - (largest - tile) % 16)

@@ -164,13 +164,13 @@ class Merger:
         if min(overlap.size) <= 0:
             return
         first, second = (
-            [(key, box) for key in self.tiles.get(tile, ()) if (box := _box_in(self.objects[key].box, overlap))]
+            [(key, box) for key in self.tiles.get(tile, ()) if (box := _clip_box(self.objects[key].box, overlap))]
             for tile in (before, index)
         )
         pairs = []
         for key, box in first:
             for key_2, box_2 in second:
-                if self.objects[key].label == self.objects[key_2].label and _common_area(box, box_2) > 0:
+                if self.objects[key].label == self.objects[key_2].label and _measure_common_area(box, box_2) > 0:
                     pairs.append((-self._compare(key, key_2, box, box_2, overlap), key, key_2))
         matched: set[Key] = set()
         for negative_iou, key, key_2 in sorted(pairs):
@@ -183,8 +183,8 @@ class Merger:
         """Return the IoU of two objects within the overlap: of masks or, without masks, of boxes."""
         masks = [item.runs for item in (self.objects[key], self.objects[key_2]) if item.runs is not None]
         if len(masks) < 2:
-            common = _common_area(box, box_2)
-            return common / (_common_area(box, box) + _common_area(box_2, box_2) - common)
+            common = _measure_common_area(box, box_2)
+            return common / (_measure_common_area(box, box) + _measure_common_area(box_2, box_2) - common)
         masks = [clip_runs(runs, overlap, self.grid.size[0]) for runs in masks]
         union = count_pixels(unite_runs(masks))
         return (count_pixels(masks[0]) + count_pixels(masks[1]) - union) / union if union else 0.0
@@ -220,11 +220,11 @@ def _unite(twins: Sequence[Object]) -> Object:
     return best._replace(box=(x1, y1, x2, y2), runs=unite_runs(masks) if masks else None)
 
 
-def _box_in(box: Box, window: Window) -> Optional[Box]:
+def _clip_box(box: Box, window: Window) -> Optional[Box]:
     x1, y1 = max(box[0], window.left), max(box[1], window.top)
     x2, y2 = min(box[2], window.right), min(box[3], window.bottom)
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
 
 
-def _common_area(a: Box, b: Box) -> float:
+def _measure_common_area(a: Box, b: Box) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))

@@ -20,7 +20,7 @@ from ..predict.thresholds import ScoreThr, choose_score_thr, list_thresholds
 from . import writers
 from .blend import Blender
 from .finished import FinishedTiles
-from .grid import Grid, default_overlap
+from .grid import Grid, choose_overlap
 from .objects import Merger, Object, find_runs, mark_cut
 from .readers import compute_digest, open_picture
 
@@ -52,7 +52,7 @@ class TiledInference:
             `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` has
             the finished tiles.
         tile: side of a tile, in pixels.
-        overlap: overlap of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
+        overlap: overlap of neighbouring tiles, in pixels, at most half a tile. None: see `choose_overlap`.
         level: level of a pyramid; 0 has all pixels.
         skip_blank: skip tiles in which each channel varies by at most this number. None: skip no tile.
         score_thr: lowest score of a written object, see `choose_score_thr`.
@@ -80,7 +80,7 @@ class TiledInference:
         self.predictor = predictor
         self.path, self.out_dir = Path(path), Path(out_dir)
         self.is_segmentor = predictor.scope == 'mmseg'
-        overlap = default_overlap(tile) if overlap is None else overlap
+        overlap = choose_overlap(tile) if overlap is None else overlap
         if not self.is_segmentor and overlap < SMALLEST_OVERLAP:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
         self.picture = open_picture(path, level)

@@ -10,18 +10,23 @@ from matplotlib.text import Text
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.positions import resize_relative_position_bias_table
-from swin_backbone.workbench.pictures.attention import attention_maps, strides_of
-from swin_backbone.workbench.pictures.bias import bias_tables
+from swin_backbone.workbench.pictures.attention import attention_maps, list_strides
+from swin_backbone.workbench.pictures.bias import find_bias_tables
 from swin_backbone.workbench.pictures.cam import class_activation_map, eigen_cam, grad_cam, reshape_transform
 from swin_backbone.workbench.pictures.curves import curves_figure, read_log
-from swin_backbone.workbench.pictures.heatmaps import attention_figure, cam_figure, features_figure, principal_colours
+from swin_backbone.workbench.pictures.heatmaps import (
+    attention_figure,
+    cam_figure,
+    features_figure,
+    find_principal_colours,
+)
 from swin_backbone.workbench.pictures.layout import PADDING, REGIONS, lay_out, map_size
 from swin_backbone.workbench.pictures.save import save_figure
 from swin_backbone.workbench.pictures.windows import (
     bias_figure,
-    mask_bytes,
+    count_mask_bytes,
+    make_mosaic,
     masks_figure,
-    mosaic,
     windows_figure,
 )
 
@@ -89,9 +94,9 @@ def test_names_and_bytes_of_the_kinds():
     layout = lay_out((200, 336), (7, 7), True)
     assert [kind.name for kind in layout.kinds] == ['interior', 'right edge', 'bottom edge', 'corner']
     assert [int((layout.kind_RC == i).sum()) for i in range(4)] == [28 * 47, 28, 47, 1]
-    assert mask_bytes(layout) == (29 * 48 * 49 * 49 * 4, 3 * 49 * 49)
-    assert mask_stack(layout).size * 4 == mask_bytes(layout)[0]
-    assert max(mosaic(layout).shape) <= 2400
+    assert count_mask_bytes(layout) == (29 * 48 * 49 * 49 * 4, 3 * 49 * 49)
+    assert mask_stack(layout).size * 4 == count_mask_bytes(layout)[0]
+    assert max(make_mosaic(layout).shape) <= 2400
     names = {kind.name for kind in lay_out((15, 15), (7, 7), True, True).kinds}
     assert {
         'next to right edge',
@@ -114,21 +119,21 @@ def titles(figure):
 @pytest.mark.parametrize('backbone', BACKBONES, ids=['v1', 'v2'])
 def test_attention_and_features_are_drawn(tmp_path, backbone):
     picture, images = np.zeros((60, 80, 3), np.uint8), torch.randn(1, 3, 64, 96)
-    assert strides_of(backbone) == [4, 8]
+    assert list_strides(backbone) == [4, 8]
     shifted, plain = (attention_maps(backbone, images, shift=shift) for shift in (True, False))
-    figure = attention_figure(picture, shifted, plain, (21, 33), strides_of(backbone), stage=2, block=2, head=3)
+    figure = attention_figure(picture, shifted, plain, (21, 33), list_strides(backbone), stage=2, block=2, head=3)
     assert 'head 3' in titles(figure)
     assert 'with shift, after 2 blocks' in titles(figure)
     assert 'without shift, after 2 blocks\n16 of 96 tokens' in titles(figure)
     save_figure(figure, tmp_path / 'attention.png')
     assert (tmp_path / 'attention.png').read_bytes().startswith(b'\x89PNG')
     with pytest.raises(ValueError, match='stage must be from 1 to 2, got 3'):
-        attention_figure(picture, shifted, plain, (21, 33), strides_of(backbone), stage=3)
+        attention_figure(picture, shifted, plain, (21, 33), list_strides(backbone), stage=3)
 
     maps = [(f'stage {i}', one[0]) for i, one in enumerate(backbone.eval()(images), 1)]
-    figure = features_figure(picture, maps, strides_of(backbone))
+    figure = features_figure(picture, maps, list_strides(backbone))
     assert 'stage 2: 32 channels, 8x12' in titles(figure)
-    assert np.array_equal(figure.axes[2].get_images()[0].get_array(), principal_colours(maps[1][1]))
+    assert np.array_equal(figure.axes[2].get_images()[0].get_array(), find_principal_colours(maps[1][1]))
     save_figure(figure, tmp_path / 'features.html')
     html = (tmp_path / 'features.html').read_text()
     assert '<svg' in html
@@ -138,7 +143,7 @@ def test_attention_and_features_are_drawn(tmp_path, backbone):
 def test_principal_colours_find_what_varies():
     map_CHW = torch.zeros(5, 6, 8)
     map_CHW[3, :, :4], map_CHW[1, :3] = 10, 4  # two directions, the first the stronger
-    colours = principal_colours(map_CHW)
+    colours = find_principal_colours(map_CHW)
     assert {tuple(one) for one in colours[..., :2].reshape(-1, 2).round(3).tolist()} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len(np.unique(colours[:, :4, 0].round(6))) == 1
 
@@ -198,13 +203,13 @@ def test_what_cannot_be_explained():
 
 
 def test_bias_tables_of_both_versions_before_and_after():
-    (trained_Rh, _), (resized_Rh, _) = bias_tables(BACKBONES[0].state_dict(), 2, 1, target=(6, 6))
+    (trained_Rh, _), (resized_Rh, _) = find_bias_tables(BACKBONES[0].state_dict(), 2, 1, target=(6, 6))
     own = BACKBONES[0].stages[1].blocks[0].attn.w_msa
     assert torch.equal(trained_Rh, own.relative_position_bias_table)
     assert torch.equal(resized_Rh, resize_relative_position_bias_table(trained_Rh, (4, 4), (6, 6)))
     with pytest.raises(ValueError, match='does not name the window of its training'):
-        bias_tables(dict(BACKBONES[1].state_dict()), 2, 1)  # without the metadata, which has the windows
-    tables = bias_tables(BACKBONES[1].state_dict(), 2, 1, window_size=(4, 4))
+        find_bias_tables(dict(BACKBONES[1].state_dict()), 2, 1)  # without the metadata, which has the windows
+    tables = find_bias_tables(BACKBONES[1].state_dict(), 2, 1, window_size=(4, 4))
     assert [window for _, window in tables] == [(4, 4), (8, 8)]
     own = BACKBONES[1].stages[1].blocks[0].attn.w_msa
     for table_Rh, (Wh, Ww) in tables:
@@ -215,7 +220,7 @@ def test_bias_tables_of_both_versions_before_and_after():
         torch.testing.assert_close(bias_hNN[:, 0, 1], table_Rh[(Wh - 1) * (2 * Ww - 1) + Ww - 2])
     own.pretrained_window = None
     with pytest.raises(ValueError, match='has no block 3 in a stage 2'):
-        bias_tables(BACKBONES[0].state_dict(), 2, 3)
+        find_bias_tables(BACKBONES[0].state_dict(), 2, 3)
 
     table_Rh = torch.arange(9.0)[:, None]  # of a window of 2x2, by the offset of the query from the key
     drawn = bias_figure([('window', table_Rh, (2, 2))], 'bias').subfigs[0].axes[0].get_images()[0].get_array()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is not installed')
 
 from swin_backbone.workbench.tiles.blend import Blender
-from swin_backbone.workbench.tiles.grid import Grid, Window, default_overlap
+from swin_backbone.workbench.tiles.grid import Grid, Window, choose_overlap
 
 sides = st.integers(1, 400)
 
@@ -97,6 +97,6 @@ def test_what_no_grid_has(tile, overlap, words):
 
 def test_every_tile_has_a_default_overlap():
     for tile in range(16, 1200):
-        grid = Grid((3000, 2000), tile, default_overlap(tile))
+        grid = Grid((3000, 2000), tile, choose_overlap(tile))
         assert grid.overlap > min(128, tile // 2) - 16
-    assert [default_overlap(tile) for tile in (1024, 160, 1000)] == [128, 80, 120]
+    assert [choose_overlap(tile) for tile in (1024, 160, 1000)] == [128, 80, 120]

@@ -187,12 +187,12 @@ def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor
     Bilinear interpolation is a matrix product along every axis, with weights max(0, 1 - distance).
     """
     Y, X = mask_nYX.shape[-2:]
-    rows_nhY = _tents(height, boxes_n4[:, 1], boxes_n4[:, 3], Y)
-    columns_nwX = _tents(width, boxes_n4[:, 0], boxes_n4[:, 2], X)
+    rows_nhY = _weigh_cells(height, boxes_n4[:, 1], boxes_n4[:, 3], Y)
+    columns_nwX = _weigh_cells(width, boxes_n4[:, 0], boxes_n4[:, 2], X)
     return rows_nhY @ mask_nYX @ columns_nwX.transpose(1, 2)
 
 
-def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
+def _weigh_cells(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
     """Return the weights of a box's cells at the pixels of an axis: (n, length, cells)."""
     pixel_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
     inside_nL = (pixel_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5

@@ -180,11 +180,11 @@ def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
     Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n). Every axis has a matrix (n, L).
     """
     counts = output_size if isinstance(output_size, tuple) else (output_size, output_size)
-    rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(counts, x_BCHW.shape[-2:]))
+    rows_nH, columns_mW = (_weigh_bins(n, length, x_BCHW) for n, length in zip(counts, x_BCHW.shape[-2:]))
     return rows_nH @ x_BCHW @ columns_mW.t()
 
 
-def _bins(count: int, length: int, like: Tensor) -> Tensor:
+def _weigh_bins(count: int, length: int, like: Tensor) -> Tensor:
     bin_n1 = torch.arange(count, device=like.device)[:, None]
     position_L = torch.arange(length, device=like.device)
     # i L // n <= position and position < ceil((i + 1) L / n), without a division

@@ -1,7 +1,7 @@
 """Mask2Former of mmseg (classes of pixels) and of mmdet (instances).
 
-mmdet's pixel decoder stores the sizes of the maps in tensors, whose values an exporter would fix. `mask_features` keeps
-them free.
+mmdet's pixel decoder stores the sizes of the maps in tensors, whose values an exporter would fix. Here they stay free:
+see `compute_mask_features`.
 
 Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points of a
 head and level, Q queries, K classes, N objects of an image.
@@ -21,7 +21,7 @@ from .boxes import Head, View
 from .layers import copy_for_graph, flatten_maps, list_level_sizes, token_centres
 
 
-def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def compute_mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Compute mmdet's MSDeformAttnPixelDecoder.
 
     Returns:
@@ -47,7 +47,7 @@ def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Te
     return decoder.mask_feature(outs[-1]), outs[: decoder.num_outs]
 
 
-def query_head(head: Any) -> Any:
+def copy_query_head(head: Any) -> Any:
     """Copy Mask2FormerHead of mmdet or mmseg, with a pixel decoder for every size.
 
     Raises:
@@ -55,11 +55,11 @@ def query_head(head: Any) -> Any:
     """
     require_class(head.pixel_decoder, 'MSDeformAttnPixelDecoder')
     head = copy_for_graph(head)
-    head.pixel_decoder.forward = partial(mask_features, head.pixel_decoder)
+    head.pixel_decoder.forward = partial(compute_mask_features, head.pixel_decoder)
     return head
 
 
-def semantic_logits(head: Any, maps: Sequence[Tensor], image_size: tuple[int, int]) -> Tensor:
+def compute_logits(head: Any, maps: Sequence[Tensor], image_size: tuple[int, int]) -> Tensor:
     """Return mmseg's logits of classes from maps, at the size of the image."""
     (*_, classes_BQK), (*_, masks_BQHW) = head(list(maps), None)
     masks_BQHW = F.interpolate(masks_BQHW, size=image_size, mode='bilinear', align_corners=False)
@@ -78,7 +78,7 @@ class InstanceHead(Head):
             raise export_refusal(
                 type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',)
             )
-        self.head = query_head(model.panoptic_head)
+        self.head = copy_query_head(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
         self.max_objects = fusion.test_cfg.get('max_per_image', 100)
         self.planes = model.panoptic_head.num_queries

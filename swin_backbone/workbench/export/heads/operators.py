@@ -67,7 +67,7 @@ graph_roi_align.register_fake(
 )
 
 
-def onnx_translations() -> dict[Callable[..., Any], Any]:
+def list_translations() -> dict[Callable[..., Any], Any]:
     """Return the ONNX versions of the operators, for `torch.onnx.export`."""
     from onnxscript import FLOAT, INT64
     from onnxscript import opset20 as op

@@ -19,7 +19,7 @@ from ...configs.data_parts import find_tested_dataset
 from ..graph import BackboneMaps, ExportError, Graph, Port, choose_example_size, export_refusal
 from ..picture import Normalise, Padding, crop, make_picture_ports, make_settings
 from .layers import copy_for_graph
-from .mask2former import query_head, semantic_logits
+from .mask2former import compute_logits, copy_query_head
 
 
 class Segmentor(nn.Module):
@@ -35,7 +35,7 @@ class Segmentor(nn.Module):
         self.normalise = Normalise(model.data_preprocessor)
         self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
         self.has_masks = isinstance(model.decode_head, Mask2FormerHead)
-        self.head = query_head(model.decode_head) if self.has_masks else copy_for_graph(model.decode_head)
+        self.head = copy_query_head(model.decode_head) if self.has_masks else copy_for_graph(model.decode_head)
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ class Segmentor(nn.Module):
         maps = self.maps(image)
         # Like in mmseg: resize to the size of the image, remove the padding, then resize to the original picture.
         if self.has_masks:
-            logits = semantic_logits(self.head, maps, image.shape[-2:])
+            logits = compute_logits(self.head, maps, image.shape[-2:])
         else:
             logits = F.interpolate(self.head(maps), size=image.shape[-2:], mode='bilinear', align_corners=False)
         logits = logits[:, :, : picture.shape[1], : picture.shape[2]] if content is None else crop(logits, content)
