@@ -323,7 +323,7 @@ class ToolOptions:
 
 
 OPTION_FIELDS = {option.name: option for option in (*fields(Options), *fields(ToolOptions))}
-DEFAULTS = {option.name: option.default for option in fields(Options)}  # of the options of a `Job`
+DEFAULTS = {option.name: option.default for option in fields(Options)}  # the options of a `Job`
 
 
 def refuse_options(values: object, names: Iterable[str], reason: str, defaults: Mapping[str, Any] = DEFAULTS) -> None:

@@ -53,7 +53,7 @@ def print_no_debug_messages() -> None:
             print_all(msg, logger, level)
 
     mmengine_logging.print_log = print_log
-    warnings.filterwarnings('ignore', message='faster_coco_eval is not installed')  # of each import of mmdet
+    warnings.filterwarnings('ignore', message='faster_coco_eval is not installed')  # a warning of each import of mmdet
 
 
 def has_accelerator() -> bool:

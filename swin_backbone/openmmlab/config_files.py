@@ -17,7 +17,7 @@ from .errors import ConfigError, describe_error
 
 PACKAGE = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
-EXTRAS = dict(mmpretrain='cls', mmrotate='rotate')  # of setup.py, by toolbox
+EXTRAS = dict(mmpretrain='cls', mmrotate='rotate')  # extras of setup.py by toolbox
 MAX_SUGGESTIONS = 3  # similar names in an error
 CONFIG_SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 

@@ -89,7 +89,7 @@ def _message(error: BaseException) -> str:
     if IN_WORKER in message:  # torch adds the traceback of the worker process
         message = message.strip().rpartition('\n')[2]
     message = _one_line(message)
-    if not message:  # of an assert
+    if not message:  # an assert has none
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         message = f'`{linecache.getline(frame.f_code.co_filename, line).strip()}` failed'
     return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'

@@ -106,7 +106,7 @@ def check_amp(dtype: str, device: str) -> str:
     return dtype if dtype != 'auto' else 'bfloat16' if device == 'cpu' else 'float16'
 
 
-_open: dict[nn.Module, tuple[int, ExitStack]] = {}  # by model: number of contexts in all threads, and the restoration
+_open: dict[nn.Module, tuple[int, ExitStack]] = {}  # number of contexts in all threads, and the restoration, by model
 _lock = threading.Lock()
 
 

@@ -107,7 +107,7 @@ def open_training(job: Job) -> Iterator[SafeRunner]:
         FolderInUse: if another process trains in the folder, naming the process.
     """
     lock = lock_folder(job.cfg.work_dir, 'trains in', 'training') if job.is_main_process else nullcontext()
-    with lock:  # before the first files: log and config
+    with lock:  # taken before the first files are written: log and config
         yield job.build_training()
 
 
@@ -168,7 +168,7 @@ def report(
         checkpoint: see `open_test`.
         out_dir, compare, overwrite: see `report_on_test`, also for the returned numbers and errors.
     """
-    from .report.collect import add_coco_metric, report_on_test  # of the extra `pictures`
+    from .report.collect import add_coco_metric, report_on_test  # needs the extra `pictures`
 
     job = copy.copy(job)
     job.cfg = copy.deepcopy(job.cfg)
@@ -176,7 +176,7 @@ def report(
     with open_test(job, checkpoint) as runner:
         numbers = report_on_test(runner, out_dir, checkpoint, compare, overwrite)
     best = numbers.get('best')
-    if best and best['F1']:  # of a detector that finds something
+    if best and best['F1']:  # a detector that finds something
         path = Path(out_dir, REPORT_JSON)
         job.print_once(f'best threshold {best["threshold"]:g}; for the best of each class: --score-thr {path}')
     return numbers

@@ -63,5 +63,5 @@ def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[
     if takes_maps(x, weight, bias):
         return convolve(x, weight, bias, cache)
     if cache and x.device.type != 'cpu':
-        cache.clear()  # of a module that has moved
+        cache.clear()  # the module has moved to another device
     return F.conv2d(x, weight, bias, padding=1)

@@ -46,7 +46,7 @@ def _log_once() -> None:
 @hidden_from_compiler  # like mmcv's compiled functions
 def call(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call an operator. The first call prints a line. A missing operator is a NotImplementedError."""
-    if name in ('get_compiler_version', 'get_compiling_cuda_version'):  # of mmcv's report of the environment
+    if name in ('get_compiler_version', 'get_compiling_cuda_version'):  # called by mmcv's report of the environment
         return 'none: swin_backbone.openmmlab.mmcv_ops'
     if name not in OPERATORS:
         raise NotImplementedError(

@@ -83,7 +83,7 @@ def iou(a: Any, b: Any, offset: int, library: Any = torch) -> Any:
     return shared / (area_a + area_b - shared)
 
 
-@np.errstate(all='ignore')  # of boxes without an area, and numbers that are not finite
+@np.errstate(all='ignore')  # boxes without an area, and numbers that are not finite
 def softnms(
     boxes: Tensor,
     scores: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import providers
 from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, pool_bags, slices_within, unpool_bags, widen
 
-MAX_SAMPLES = 2**24  # of a region: 2 GiB of memory
+MAX_SAMPLES = 2**24  # samples of a region: 2 GiB of memory
 
 
 class Pooling(NamedTuple):

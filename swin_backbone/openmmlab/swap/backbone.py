@@ -252,7 +252,7 @@ def _choose_stages(old_maps: list[MapShape], backbone: ConfigDict, is_segmentor:
     if is_segmentor and strides == sorted(strides) and min(strides) >= 4:
         if len(old_maps) == 4:
             return [0, 1, 2, 3]
-        if 'num_stages' in backbone or 'depth' in backbone:  # of a ResNet, index 0 is C2
+        if 'num_stages' in backbone or 'depth' in backbone:  # a ResNet, whose index 0 is C2
             return sorted(backbone.get('out_indices', range(4)))
     stages = [STAGE_OF_STRIDE[stride] for stride in strides if stride in STAGE_OF_STRIDE]
     if len(stages) < len(strides) or any(b <= a for a, b in zip(stages, stages[1:])):

@@ -12,7 +12,7 @@ from mmengine.config import ConfigDict
 from ..config_parts import type_name, walk
 from .probe import MapShape, find_neck_maps
 
-ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: these heads read every map, and ignore in_index
+ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # heads of mmseg that read every map, and ignore in_index
 HEADS_OF_MAPS = ('decode_head', 'auxiliary_head', 'kernel_generate_head')  # in mmseg's segmentors and heads
 READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')  # necks that work with any start_level
 
@@ -50,7 +50,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     outputs = neck.get('out_channels')
     if not isinstance(outputs, (int, type(None))) and list(outputs[: len(channels)]) == list(channels):
         raise ValueError(f'{key}.out_channels: a {type_name(neck)} passes on the maps of the backbone it was made for')
-    if list(channels) == old[::-1] != old:  # of YOLOv3: the deepest map comes first
+    if list(channels) == old[::-1] != old:  # a neck of YOLOv3: the deepest map comes first
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
     if not channels or list(channels) != old[: len(channels)]:  # some necks read only the first maps

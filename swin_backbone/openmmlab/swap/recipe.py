@@ -17,7 +17,7 @@ ADAMW = dict(
 )
 BATCH = 16
 CLASSIFIER_BATCH = 1024
-LAYER_DECAY = 'SwinLayerDecayOptimizerConstructor'  # of openmmlab/layer_decay.py
+LAYER_DECAY = 'SwinLayerDecayOptimizerConstructor'  # in openmmlab/layer_decay.py
 POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
 

@@ -14,10 +14,10 @@ from .cfg_options import get_setting
 from .data_parts import list_metric_configs
 
 WARM_UP_SCHEDULERS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
-MAX_WARM_UP_RATIO = 0.1  # of the iterations of a training
+MAX_WARM_UP_RATIO = 0.1  # share of the iterations of a training
 # Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
-KEYS_OF_OPTION = {  # in a config
+KEYS_OF_OPTION = {  # the keys of a config that an option sets
     'epochs': ('train_cfg.max_epochs', 'train_cfg.max_iters'),
     'batch': ('train_dataloader.batch_size',),
     'lr': ('optim_wrapper.optimizer.lr',),
@@ -83,7 +83,7 @@ def set_workers(cfg: Config, num_workers: int) -> None:
 # --- the end of a training that gets no better ------------------------------------------------------------------------
 
 STOPPING = 'EarlyStoppingHook'  # mmengine's
-LEAST_GAIN = 1e-4  # of a metric that is better
+LEAST_GAIN = 1e-4  # difference of a better metric
 # The main metric by the evaluator's class; with the kind of objects, boxes before masks
 MAIN_METRICS = dict(CocoMetric='coco/{}_mAP', VOCMetric='pascal_voc/mAP', IoUMetric='mIoU', Accuracy='accuracy/top1')
 

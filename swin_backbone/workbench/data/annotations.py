@@ -60,7 +60,7 @@ class Annotations(NamedTuple):
     warnings: Faults
 
 
-_known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what is looked at
+_known: dict[tuple[Any, ...], Annotations] = {}  # results by file, its state, and what is looked at
 
 
 def find_format(cls: Optional[type]) -> Optional[str]:

@@ -28,7 +28,7 @@ from .guard import GuardedPipeline
 from .load_picture import loads_annotations, loads_picture
 
 PHASES = ('train', 'val')
-MAX_ROWS = 30  # of a table
+MAX_ROWS = 30  # classes in a table
 IGNORED_PIXELS = '(ignored)'  # among the classes of a report
 COUNTED = ('objects', 'pictures by class')
 

@@ -24,9 +24,9 @@ from .load_picture import loads_picture
 from .masks import BAD_POLYGON, BAD_RLE, NO_MASK, find_mask_fault
 from .seeds import preserve_rng_state
 
-SECONDS = 5  # for the masks of a data set
+SECONDS = 5  # time for the masks of a data set
 MISTYPED_RATIO = 10  # times as many objects as a class that may be mistyped
-SIMILAR = 0.7  # of two names, by difflib
+SIMILAR = 0.7  # similarity of two names, by difflib
 FILTERS = ('min_gt_bbox_wh', 'min_gt_mask_area', 'by_mask')  # settings of FilterAnnotations
 MAX_PASSES = 200  # pictures that pass the filters of a pipeline: its other transforms take long
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
@@ -144,11 +144,11 @@ def count_left_out(
 
 def _find_ignored(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which objects of a picture a transform marks as ignored."""
-    if not item.get('instances') or 'segments_info' in item:  # of panoptic labels
+    if not item.get('instances') or 'segments_info' in item:  # panoptic labels
         return np.zeros(len(item.get('instances', ())), bool)
     try:
         flags: NDArray[np.bool_] = step.transform({**item, 'ori_shape': (1, 1), 'img_shape': (1, 1)})['gt_ignore_flags']
-    except Exception:  # of a wrong mask: an error, named with its picture
+    except Exception:  # a wrong mask is an error, named with its picture
         return np.zeros(len(item['instances']), bool)
     return flags
 
@@ -156,7 +156,7 @@ def _find_ignored(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
 def _run_filters(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
     """Yield what each filter of objects leaves out of a picture, in a pass with blank pixels."""
     passed: Any = copy.deepcopy(item)
-    with preserve_rng_state(), suppress(Exception):  # of a wrong picture: an error, named with the picture
+    with preserve_rng_state(), suppress(Exception):  # a wrong picture is an error, named elsewhere
         for step in transforms:
             if loads_picture(step):
                 passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)

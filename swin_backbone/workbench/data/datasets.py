@@ -33,7 +33,7 @@ class BuiltDatasets:
     def __init__(self, cfg: Config, fatal_faults: Sequence[str] = ('masks',)):
         self.cfg, self.fatal_faults = cfg, fatal_faults
         self.with_masks = uses_masks(cfg)
-        self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
+        self._built: dict[str, list[tuple[Any, Any]]] = {}  # configs and data sets by phase
 
     def build_phase(self, phase: str) -> Any:
         """Return the data set of 'train', 'val' or 'test', with its wrappers.

@@ -156,7 +156,7 @@ def _decode(
     """
     codes = np.frombuffer(b''.join(counts), np.uint8).astype(np.int64) - CODES[0]
     is_last = codes < len(LAST_CODES)
-    starts = np.append(0, np.flatnonzero(is_last)[:-1] + 1)  # of the run lengths
+    starts = np.append(0, np.flatnonzero(is_last)[:-1] + 1)  # where the run lengths begin
     characters = np.diff(starts, append=len(codes))
     place = np.arange(len(codes)) - starts.repeat(characters)
     steps = np.add.reduceat((codes & 31) << 5 * place, starts) - ((codes[is_last] >> 4) << 5 * characters)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from PIL import TiffImagePlugin
 
 Span = tuple[int, int]  # first row or column, and the end
-BEGINNINGS = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # of TIFF and BigTIFF, little and big endian
+BEGINNINGS = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # first bytes of TIFF and BigTIFF, little and big endian
 UPPER_8 = 'of which the upper 8 are used'
 RGB = 3  # bands
-MAX_BANDS = 4  # of a picture: more are no colours with alpha
+MAX_BANDS = 4  # more bands are no colours with alpha
 CACHE = 64  # MB, of GDAL
 ORIENTATION = 274  # tag of TIFF and EXIF
 GREY_OR_RGB = (0, 1, 2, 3)  # photometric interpretations: white is 0, black is 0, RGB, palette
@@ -336,7 +336,7 @@ def _open_tifffile(data: bytes, name: str, tags: Mapping[int, Any]) -> Raster:
             series, page = file.series[0], file.pages.first
             pixels, axes, shape, bits = series.asarray(), series.axes, series.shape, page.bitspersample
             colormap = page.colormap if page.photometric == PALETTE else None
-    except Exception as error:  # of many kinds
+    except Exception as error:  # readers raise errors of any kind
         raise OSError(f'{name} cannot be read: {error}') from error
     kept = [axis for axis, length in zip(axes, shape) if axis in 'YX' or length > 1]
     if len(kept) > 3 or not set(kept) <= set('YXSC'):

@@ -71,7 +71,7 @@ class WholeCheckpointHook(CheckpointHook):
             info[key] = os.path.join(self.find_folder(runner), re.split(r'[/\\]', info[key])[-1])
         super().before_train(runner)
         if is_main_process() and '://' not in str(self.out_dir):
-            for name in ('epoch', 'iter', 'best'):  # of a killed training: the lock excludes another one
+            for name in ('epoch', 'iter', 'best'):  # left by a killed training: the lock excludes a running one
                 for partial in Path(self.out_dir).glob(f'{PARTIAL}*-{name}_*.pth'):
                     partial.unlink()
 
@@ -82,7 +82,7 @@ class WholeCheckpointHook(CheckpointHook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float]) -> None:
         if isinstance(runner._train_loop, (ResumableEpochLoop, ResumableIterLoop)):
-            runner._train_loop.validated_iter = runner.iter  # before a checkpoint of this moment
+            runner._train_loop.validated_iter = runner.iter  # set before a checkpoint is saved at this moment
         super().after_val_epoch(runner, metrics)
 
     def after_train(self, runner: Runner) -> None:

@@ -12,7 +12,7 @@ from ...checkpoints.reading import read_checkpoint
 from .exact_resume import check_resumable
 
 EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'  # names of checkpoints
-POINTER_FILE = 'last_checkpoint'  # of mmengine: the path of the last checkpoint
+POINTER_FILE = 'last_checkpoint'  # mmengine's file with the path of the last checkpoint
 
 
 def find_newest_checkpoint(work_dir: str, out_dir: str, template: str) -> Optional[str]:

@@ -15,8 +15,8 @@ from ..data.seeds import STEP, seed_rng
 class ResumableEpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch."""
 
-    batches_done = 0  # of this epoch
-    validated_iter = -1  # of the last finished validation
+    batches_done = 0  # in this epoch
+    validated_iter = -1  # iteration of the last finished validation
     is_between_steps = True
 
     def __init__(
@@ -45,7 +45,7 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
 class ResumableIterLoop(IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches."""
 
-    batches_done = 0  # of the whole training
+    batches_done = 0  # in the whole training
     validated_iter = -1
     is_between_steps = True
 

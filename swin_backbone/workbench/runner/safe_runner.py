@@ -88,7 +88,7 @@ class SafeRunner(Runner):
     """
 
     settings: RunSettings
-    built_phase = 'train'  # of the loop that is being built: 'train', 'val' or 'test'
+    built_phase = 'train'  # phase of the loop that is being built: 'train', 'val' or 'test'
     resumed_from: Optional[str] = None
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
@@ -230,7 +230,7 @@ class SafeRunner(Runner):
         try:
             trained: nn.Module = super().train()
             return trained
-        except StoppedBySignal:  # after a save
+        except StoppedBySignal:  # the checkpoint is saved
             raise
         except Exception as error:
             hook = find_checkpoint_hook(self)
@@ -240,7 +240,7 @@ class SafeRunner(Runner):
                     f'{describe_last_checkpoint(hook)}'
                 ) from error
             if hook is not None and self._is_between_steps():
-                with suppress(Exception):  # of the same cause, as an error of the device
+                with suppress(Exception):  # the save may fail by the same cause, as a broken device
                     hook.save_now(self, self.iter)
                     self.logger.info(describe_last_checkpoint(hook))
             raise

@@ -46,7 +46,7 @@ def put_data(cfg: Config, data: UserData) -> None:
             f'--data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
     if cfg.get('test_dataloader'):
-        cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # in many configs it is val_dataloader
+        cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # many configs have test_dataloader = val_dataloader
     splits = {'test': data.splits['val'], **data.splits}  # without data for a test, the validation data are tested
     splits = {phase: split for phase, split in splits.items() if cfg.get(f'{phase}_dataloader')}
     dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data, splits)
@@ -190,7 +190,7 @@ def set_num_classes(model: Any, num_classes: int) -> None:
 
     Equal weights are repeated. Weights of as many classes stay, and different weights of other classes are removed.
     """
-    old_numbers: dict[str, int] = {}  # of classes, by key
+    old_numbers: dict[str, int] = {}  # numbers of classes, by key
     for key, part in walk([model], enters=_may_have_classes_of_data):
         if not isinstance(part, dict):
             continue

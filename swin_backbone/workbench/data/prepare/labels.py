@@ -18,7 +18,7 @@ from .splits import read_split_lists
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
 IGNORED_LABEL = 255  # the value of ignored pixels, which mmseg's transforms write too
-MAX_CLASSES = 255  # of 8 bits, beside the ignored value
+MAX_CLASSES = 255  # in 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
 

@@ -86,7 +86,7 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
         )
     roots = [data]
     if not data.is_dir():
-        above = Path(os.path.abspath(data)).parent.parent  # of annotations/instances_train.json
+        above = Path(os.path.abspath(data)).parent.parent  # for annotations/instances_train.json
         roots = [data.parent] if above == Path(above.anchor) else [data.parent, above]
     for root in roots:
         files, result_folders = list_files(root)

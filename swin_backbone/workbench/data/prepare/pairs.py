@@ -21,7 +21,7 @@ LABEL_ENDS = re.compile(
     r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
 )
 PICTURE_ENDS = re.compile(r'[_.-](leftImg8bit|image|img|sat|rgb)$', re.I)
-FolderTags = tuple[str, ...]  # of a path, beside labels, images, train and so on: images_2021 has 2021
+FolderTags = tuple[str, ...]  # words of a path beside labels, images, train and so on: images_2021 has 2021
 WORDS = re.compile(r'[a-z]+|[0-9]+')
 ROLES = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
 SUFFIX_WORDS = {suffix[1:] for suffix in (*PICTURE_SUFFIXES, *LABEL_SUFFIXES)}

@@ -23,11 +23,11 @@ from .folder import DataFolder, format_line
 from .index import IndexedSplit, write_index
 from .layouts import READERS, list_data, read_data
 
-VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
-DATASET_FILE = 'dataset.json'  # in the folder of an index, written last
-DIGITS = 16  # of a digest in a name
+VARIABLE = 'SWIN_BACKBONE_DATA'  # environment variable with the folder of all indices
+DATASET_FILE = 'dataset.json'  # the file of an index that is written last
+DIGITS = 16  # digits of a digest in a name
 MAX_INDICES = 100
-MAX_BYTES = 20 * 2**30  # of all indices
+MAX_BYTES = 20 * 2**30  # size of all indices
 IN_USE_S = 30 * 24 * 3600  # since the last use: a training may read its index for so long
 
 
@@ -137,7 +137,7 @@ def _compute_digest(folder: DataFolder, scope: str) -> str:
     digest = hashlib.sha256()
     options = scope, str(folder.root), str(folder.ann_root), folder.only_file, folder.given_classes, folder.with_masks
     digest.update(repr((options, folder.skip_unreadable, os.path.abspath(folder.root), folder.result_folders)).encode())
-    for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # of workbench/data: readers, checks and warnings
+    for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # workbench/data: readers, checks and warnings
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
     for path in sorted(files | ({folder.only_file} if folder.only_file else set())):
@@ -152,7 +152,7 @@ def _compute_digest(folder: DataFolder, scope: str) -> str:
 
 def _build_index(index_folder: Path, scope: str, folder: DataFolder) -> UserData:
     """Write an index, and return what it has. After an error there is no index."""
-    shutil.rmtree(index_folder, ignore_errors=True)  # of a process that has died
+    shutil.rmtree(index_folder, ignore_errors=True)  # left by a process that has died
     index_folder.mkdir()
     try:
         records = read_data(scope, folder)

@@ -13,17 +13,17 @@ from ..media import PICTURE_SUFFIXES
 from .folder import DataFolder, format_left_out, format_line, is_yolo
 from .records import Lists, SplitLists
 
-SPLIT_OF = {  # by the words of names
+SPLIT_OF = {  # split by a word of a name
     **dict.fromkeys(('train', 'training', 'trn'), 'train'),
     **dict.fromkeys(('val', 'valid', 'validation', 'dev'), 'val'),
     **dict.fromkeys(('test', 'testing'), 'test'),
 }
 SPLITS = ('train', 'val', 'test')
-VAL_SHARE = 0.2  # of the pictures, where the split is drawn
+VAL_SHARE = 0.2  # share of the pictures, if the split is drawn
 SAME_PICTURES_NOTE = 'names the same pictures for training and for validation'
 DRAWN_NOTE = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
-COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
+COPY = '.rf.'  # comes before the hash of an augmented copy in Roboflow's names
 
 
 def list_words(name: str) -> list[str]:

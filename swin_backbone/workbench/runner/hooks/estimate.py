@@ -9,7 +9,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-TIMED_STEPS = 9  # of ten: the first is not timed
+TIMED_STEPS = 9  # of ten steps: the first is not timed
 GIB = 2**30
 
 
@@ -24,8 +24,8 @@ class EstimateHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self._done = self._timed = 0
-        self._seconds = 0.0  # of the timed steps
-        self._last_end: Optional[float] = None  # of the step before, in seconds; None if more than a step follows it
+        self._seconds = 0.0  # duration of the timed steps
+        self._last_end: Optional[float] = None  # end of the step before, in seconds; None if more than a step follows
 
     def before_train_epoch(self, runner: Runner) -> None:
         self._last_end = None

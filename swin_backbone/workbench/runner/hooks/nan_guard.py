@@ -50,9 +50,9 @@ class NonFiniteGuardHook(Hook):
     def __init__(self, max_in_a_row: int = 10) -> None:
         self.max_in_a_row = max_in_a_row
         self.skipped_in_a_row = 0
-        self.wrapper: Optional[OptimWrapper] = None  # of a running training
-        self.step: Optional[Callable[..., None]] = None  # of the wrapper, before it was replaced
-        self.problem: Optional[str] = None  # of a skipped step: 'loss' or 'gradient norm'
+        self.wrapper: Optional[OptimWrapper] = None  # the wrapper of a running training
+        self.step: Optional[Callable[..., None]] = None  # the wrapper's own method
+        self.problem: Optional[str] = None  # why the step is skipped: 'loss' or 'gradient norm'
         # Of the current step:
         self.loss_flags: list[Tensor] = []  # whether the loss of a batch is finite
         self.batches: list[SteppedBatch] = []
@@ -80,7 +80,7 @@ class NonFiniteGuardHook(Hook):
             elif not loss_is_finite:
                 self.problem = 'loss'
             else:
-                scaler: Any = getattr(wrapper, 'loss_scaler', None)  # of AmpOptimWrapper
+                scaler: Any = getattr(wrapper, 'loss_scaler', None)  # only AmpOptimWrapper has one
                 scales = scaler is not None and scaler.is_enabled()
                 # It answers an overflow by a lower scale, if the scale is dynamic and above 1
                 is_answered = scales and wrapper._scale_update_param is None and scaler.get_scale() > 1

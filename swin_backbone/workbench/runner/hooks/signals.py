@@ -55,12 +55,12 @@ class SignalHook(Hook):
     priority = 'LOWEST'  # after the hooks that save the step
     save_requested = stop_requested = False
     stop_reason = 'A signal to another rank'
-    stop_signum: int = signal.SIGTERM  # of the signal
+    stop_signum: int = signal.SIGTERM
     stop_requested_at = 0.0  # seconds
     last_agreement_at = 0.0  # seconds
     last_agreement_iter = next_agreement_iter = 0
     process = 0
-    earlier_handlers: tuple[tuple[int, Any], ...] = ()  # by signal
+    earlier_handlers: tuple[tuple[int, Any], ...] = ()  # signals and their handlers
 
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()

@@ -42,9 +42,9 @@ class ValLossHook(Hook):
     """
 
     timeout = timedelta(minutes=10)
-    group: Any = None  # of all processes, for their errors; None in a run of one
+    group: Any = None  # group of all processes, for their errors; None in a run of one
     loader: Optional[DataLoader[Any]] = None
-    num_pictures = 0  # of this process
+    num_pictures = 0  # that this process sees
     priority = 'HIGHEST'  # before the hooks that take metrics, and before EMAHook, which takes the averages away
 
     def before_train(self, runner: Runner) -> None:
@@ -63,7 +63,7 @@ class ValLossHook(Hook):
         batch = 1 if is_mmseg else runner.cfg.train_dataloader.get('batch_size', 1)
         indices = list(range(runner.rank, len(dataset), runner.world_size))
         batches = [indices[start : start + batch] for start in range(0, len(indices), batch)]
-        num_batches = len(range(0, len(dataset), batch * runner.world_size))  # of the first process
+        num_batches = len(range(0, len(dataset), batch * runner.world_size))  # in the first process, which has the most
         self.num_pictures = len(indices)
         if runner.world_size > 1:  # a group of its own, because a loss may wait in the group of the training
             self.group = distributed.new_group(backend='gloo', timeout=self.timeout)
@@ -134,7 +134,7 @@ class ValLossHook(Hook):
     def _raise_together(self, runner: Runner, errors: list[str]) -> None:
         try:
             raise_together(errors, self.group)
-        except RuntimeError as error:  # of torch.distributed
+        except RuntimeError as error:  # torch.distributed raises it
             reason = f'it cannot compute --val-loss ({errors[0]}), and ' if errors else 'in --val-loss '
             raise TrainingStopped(
                 f'rank {runner.rank} stops, because {reason}another process has ended or waits for it; --resume goes '

@@ -25,7 +25,7 @@ from ..splits import (
     read_split_lists,
 )
 
-UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
+UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # a prefix of the names of pictures in Label Studio's exports
 SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
 
@@ -43,7 +43,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         annotated = scan_annotation_file(path, 'COCO', folder.with_masks, (content, has_mark))
         lines += [format_line('left out', reason) for reason in _add_sizes(folder, content).sentences()]
         _repair(content)
-        if annotated.errors:  # of which some are repaired
+        if annotated.errors:  # some of them are repaired now
             repaired = scan_annotations(content, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))

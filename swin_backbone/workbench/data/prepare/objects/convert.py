@@ -14,7 +14,7 @@ from ..folder import UNREADABLE, DataFolder, format_line
 from ..records import UNSPLIT, AnnotatedImage, Records, SplitLists
 from .shapes import Box, compute_area
 
-Source = TypeVar('Source')  # of the objects of a picture: a file, or an element of a file
+Source = TypeVar('Source')  # where the objects of a picture are: a file, or an element of a file
 NO_AREA = 'objects without an area inside of their picture'
 
 

@@ -45,7 +45,7 @@ def read(folder: DataFolder) -> Records:
         for label in root.iterfind('./meta//label'):
             if label.findtext('type', 'any') in WITH_AREA and (name := label.findtext('name')):
                 names[name] = None
-        images = file.relative_to(folder.ann_root).parent / 'images'  # in the archive of an export
+        images = file.relative_to(folder.ann_root).parent / 'images'  # where archives of exports have the pictures
         for image in root.iterfind('image'):
             stated, subset = image.get('name', ''), image.get('subset', '')
             found = PictureAnnotations(f'{file}: image {image.get("id")} ({stated!r})', image)

@@ -22,7 +22,7 @@ from ..splits import find_split, index_tails, match_lines, read_split_lists
 from .convert import convert_objects
 from .shapes import Box, find_corners, make_box
 
-ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
+ROUNDING = 0.01  # share of a side: a box may reach so far out of its picture, by rounding, and is cut there
 MAX_YAML_BYTES = 2**20  # bytes
 MAX_TEXTS = 1000  # text files whose lines decide how all are read
 NO_VALUE = ('', '~', 'null', 'Null', 'NULL')
@@ -136,7 +136,7 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
         if images:
             before, behind = parts[: images[-1]], parts[images[-1] + 1 :]
             tried.insert(0, Path(*before, 'labels', *behind))
-            tried.append(Path(*before, *behind))  # of an --annotations folder
+            tried.append(Path(*before, *behind))  # in an --annotations folder
         text = next((texts[key(path)] for path in tried if key(path) in texts), None)
         if text is not None and owners.setdefault(text, picture) != picture:
             raise DataError(
