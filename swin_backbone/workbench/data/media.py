@@ -96,6 +96,11 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
                     f'an input is a picture, video, folder or pattern; {source!r} is none, or matches none{camera}'
                 )
             stems.update((p, p.stem) for p in matched if p not in stems)
+    return _name_media(stems)
+
+
+def _name_media(stems: dict[Path, str]) -> list[Medium]:
+    """Return the files as media of different names, which begin with their stems."""
     media: list[Medium] = []
     folders = {str(parent) for stem in stems.values() for parent in Path(_fold_case(stem)).parents}
     used_names: set[str] = set()
@@ -311,7 +316,7 @@ class VideoWriter:
     """
 
     def __init__(self, path: Path, source: Medium):
-        self.path = path
+        self.path, self.source = path, source
         path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')

@@ -149,13 +149,13 @@ class Inference:
 
     def close_video(self, following: Optional[Medium] = None) -> None:
         """Complete the open video of the writer, unless it is that of the medium that follows."""
-        if self.writer.video is None or self.writer.video[0] == following:
+        video = self.writer.video
+        if video is None or video.source == following:
             return
-        medium, _ = self.writer.video
         try:
             self.writer.close_video()
         except Exception as error:
-            self.fail(medium, 0, 'its video cannot be written', error)
+            self.fail(video.source, 0, 'its video cannot be written', error)
 
     def fail(self, medium: Medium, num_done: int, what: str, error: Exception) -> None:
         """Leave out the rest of a medium. Raise an error that affects all media, such as a full disk."""

@@ -67,7 +67,7 @@ class ResultsWriter:
         head = getattr(predictor.model, 'panoptic_fusion_head', None)
         self.is_panoptic = head is not None and (head.test_cfg or {}).get('panoptic_on', True)
         self.ids = None if annotations is None else CocoIds(annotations, predictor)
-        self.video: Optional[tuple[Medium, VideoWriter]] = None  # the open one
+        self.video: Optional[VideoWriter] = None  # the open one
         if save_features:
             predictor.require_backbone()
         self.save_features = save_features
@@ -93,12 +93,12 @@ class ResultsWriter:
         if self.ids is not None:
             self.ids.require_all([medium.path for medium in media])
         paths = [*self._make_tables()]
-        folders = {'labels': '.png'} if self.predictor.scope == 'mmseg' or self.is_panoptic else {}
-        folders |= {'features': '.npz'} if self.save_features else {}
-        folders |= {'panoptic': '.png'} if self.is_panoptic else {}
+        suffix_of = {'labels': '.png'} if self.predictor.scope == 'mmseg' or self.is_panoptic else {}  # by folder
+        suffix_of |= {'features': '.npz'} if self.save_features else {}
+        suffix_of |= {'panoptic': '.png'} if self.is_panoptic else {}
         for medium in media:
             paths.append(self._make_path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
-            for folder, suffix in folders.items():
+            for folder, suffix in suffix_of.items():
                 path = self._make_path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
         check = partial(
@@ -108,7 +108,7 @@ class ResultsWriter:
         make_folder(self.out_dir)
         with lock_folder(self.out_dir, 'writes to'):
             check()  # another process may have ended in between
-            for folder in ('overlays', *folders):
+            for folder in ('overlays', *suffix_of):
                 claim_folder(self.out_dir / folder, overwrite=True)
             try:
                 yield
@@ -145,11 +145,10 @@ class ResultsWriter:
             np.savez(file := BytesIO(), *self.predictor.features(prepared))
             write_whole(self._make_path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
-            if self.video is None or self.video[0] != frame.medium:
+            if self.video is None or self.video.source != frame.medium:
                 self.close_video()
-                path = self._make_path('overlays', frame.medium.name, '.mp4')
-                self.video = frame.medium, VideoWriter(path, frame.medium)
-            self.video[1].write(overlay)
+                self.video = VideoWriter(self._make_path('overlays', frame.medium.name, '.mp4'), frame.medium)
+            self.video.write(overlay)
         else:
             write_whole(self._make_path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
         # Last: a picture whose files cannot be written has no results.
@@ -185,7 +184,7 @@ class ResultsWriter:
         """Complete the open video, if there is one. Raises OSError if it cannot be written; it is closed then too."""
         video, self.video = self.video, None
         if video is not None:
-            video[1].close()
+            video.close()
 
 
 def make_entries(prediction: Prediction, image_id: int, file_name: str) -> list[dict[str, Any]]:
