@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Points = dict[str, list[tuple[float, float]]]  # (step, value) by name
+Records = dict[int, dict[str, Any]]  # scalars by step
 
 VAL_LOSS, VAL_ITER = 'val_loss', 'val_iter'  # of ValLossHook
 NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 'grad_norm', VAL_ITER)
@@ -45,28 +46,14 @@ def read_log(path: Path) -> Log:
     files = [path] if path.is_file() else sorted([*path.glob(str(SCALARS)), *path.glob(str(Path('*', SCALARS)))])
     if not files:
         raise ValueError(f'{str(path)!r} is no scalars.json, and no folder in which mmengine wrote {SCALARS}')
-    train: dict[int, dict[str, Any]] = {}
-    validated: dict[int, dict[str, Any]] = {}
-    by_epoch = False
-    for file in files:
-        records = _read_records(file)
-        iterations = [record for record in records if 'iter' in record]
-        validations = [record for record in records if 'iter' not in record]
-        by_epoch = any('epoch' in record for record in iterations) or (by_epoch and not iterations)
-        if iterations and train and iterations[0]['step'] <= min(train):  # a run from the start
-            train, validated = {}, {}
-        for earlier, later in ((train, iterations), (validated, validations)):
-            first = min((record['step'] for record in later), default=None)
-            for step in [step for step in earlier if first is not None and step >= first]:
-                del earlier[step]  # of a killed run, repeated by the next run
-            earlier.update((record['step'], record) for record in later)
-    names = {name for record in train.values() for name in record if name not in NOT_DRAWN}
-    losses = _collect_points(train, [name for name in names if 'loss' in name])
-    rates = _collect_points(train, [name for name in names if name == 'lr' or name.endswith('/lr')])
-    of_validation = {name for record in validated.values() for name in record if name not in NOT_DRAWN}
-    metrics = _collect_points(validated, [name for name in of_validation if 'loss' not in name])
-    for at, value in _collect_points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
-        iteration = validated[int(at)].get(VAL_ITER, None if by_epoch else at)
+    trained, validated, by_epoch = _merge_runs(files)
+    names = sorted({name for record in trained.values() for name in record if name not in NOT_DRAWN})
+    losses = _collect_points(trained, [name for name in names if 'loss' in name])
+    rates = _collect_points(trained, [name for name in names if name == 'lr' or name.endswith('/lr')])
+    names = sorted({name for record in validated.values() for name in record if name not in NOT_DRAWN})
+    metrics = _collect_points(validated, [name for name in names if 'loss' not in name])
+    for step, value in _collect_points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
+        iteration = validated[int(step)].get(VAL_ITER, None if by_epoch else step)
         if iteration is not None:
             losses.setdefault(VAL_LOSS, []).append((iteration, value))
     if not (losses or metrics):
@@ -74,6 +61,26 @@ def read_log(path: Path) -> Log:
     name = path.name if path.is_dir() or path.name != SCALARS.name else path.absolute().parents[1].name
     metrics = {name: points for name, points in metrics.items() if any(value != NO_OBJECTS for _, value in points)}
     return Log(name, losses, rates, metrics, by_epoch)
+
+
+def _merge_runs(files: Iterable[Path]) -> tuple[Records, Records, bool]:
+    """Return the records of iterations and of validations in several logs, and whether validation counts epochs."""
+    trained: Records = {}
+    validated: Records = {}
+    by_epoch = False
+    for file in files:
+        records = _read_records(file)
+        iterations = [record for record in records if 'iter' in record]
+        validations = [record for record in records if 'iter' not in record]
+        by_epoch = any('epoch' in record for record in iterations) or (by_epoch and not iterations)
+        if iterations and trained and iterations[0]['step'] <= min(trained):  # a run from the start
+            trained, validated = {}, {}
+        for earlier, later in ((trained, iterations), (validated, validations)):
+            first = min((record['step'] for record in later), default=None)
+            for step in [step for step in earlier if first is not None and step >= first]:
+                del earlier[step]  # of a killed run, repeated by the next run
+            earlier.update((record['step'], record) for record in later)
+    return trained, validated, by_epoch
 
 
 def curves_figure(logs: Sequence[Log]) -> Figure:

@@ -259,6 +259,13 @@ def test_curves_of_a_training_that_was_killed_and_resumed(tmp_path):
     assert read_log(tmp_path).metrics == {}
 
 
+def test_the_curves_of_a_log_have_an_order(tmp_path):
+    """It was that of a set, another in each process, and two reports on the same files differed."""
+    names = sorted(f'loss_{letter}' for letter in 'gbeacdf')
+    write_run(tmp_path, [dict(step(1), **dict.fromkeys(names, 1.0))])
+    assert list(read_log(tmp_path).losses) == ['loss', 'loss_a', 'loss_b', 'loss_c', 'loss_cls', *names[3:]]
+
+
 def texts_cut_off(figure):
     """The texts beyond the edge of a figure."""
     figure.draw_without_rendering()
