@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import list_first
+from ..sizes import Size
 from .errors import CheckpointError, name_in_errors
 from .formats import V2
+from .resize import format_size, num_offsets
 from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, swin_sizes
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -74,6 +76,21 @@ def check_axes(weights: Mapping[str, Tensor]) -> None:
             raise CheckpointError(
                 f'{key} has shape {tuple(value.shape)}, and weights of a Swin have axes and numbers: the file '
                 'is damaged'
+            )
+
+
+def check_tables(weights: Mapping[str, Tensor], windows: Mapping[str, Size]) -> None:
+    """Compare each bias table with the window that the file names, by the name of the table.
+
+    Raises:
+        CheckpointError: with the first table that is for another window.
+    """
+    for key, window in windows.items():
+        table = weights.get(key)
+        if table is not None and table.dim() and len(table) != num_offsets(window):
+            raise CheckpointError(
+                f'{key} has {len(table)} rows, and the window {format_size(window)} in the file has '
+                f'{num_offsets(window)}: the file is damaged'
             )
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..sizes import Size
-from .damage import check_axes, check_floating
+from .damage import check_axes, check_floating, check_tables
 from .errors import CheckpointError
 from .formats import ALL, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
-from .resize import format_size, num_offsets, window_of_coordinates, window_of_index, window_of_table
+from .resize import window_of_coordinates, window_of_index, window_of_table
 from .stored_sizes import StoredSizes, read_sizes
 
 # Entries of a checkpoint with weights. Averaged weights are before them (`state_dict_ema` of timm, `ema` of RT-DETR).
@@ -185,13 +185,7 @@ def find_swin(
     weights.backbone = to_canonical(weights.backbone, format)
     _flatten_position_map(weights)
     _note_sizes(weights, read_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
-    for key, window in weights.windows.items():
-        table = weights.backbone.get(key)
-        if table is not None and table.dim() and len(table) != num_offsets(window):
-            raise CheckpointError(
-                f'{key} has {len(table)} rows, and the window {format_size(window)} in the file has '
-                f'{num_offsets(window)}: the file is damaged'
-            )
+    check_tables(weights.backbone, weights.windows)
     return weights
 
 
