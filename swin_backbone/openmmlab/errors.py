@@ -74,28 +74,28 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, DataError):  # torch puts the traceback of a worker process before the message
         return str(error).rpartition(WHERE)[2].strip()
     if isinstance(error, COMPLETE):
-        return _one_line(str(error))
+        return _to_one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'
     location = _find_config_place(error)
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     hint = SLIDE if 'slide_inference' in names else ''
-    return (f'{location}: ' if location else '') + _message(error) + hint
+    return (f'{location}: ' if location else '') + _format_message(error) + hint
 
 
-def _message(error: BaseException) -> str:
+def _format_message(error: BaseException) -> str:
     """Return the message in one line, with the type of an unusual error."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if IN_WORKER in message:  # torch adds the traceback of the worker process
         message = message.strip().rpartition('\n')[2]
-    message = _one_line(message)
+    message = _to_one_line(message)
     if not message:  # an assert has none
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         message = f'`{linecache.getline(frame.f_code.co_filename, line).strip()}` failed'
     return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
 
 
-def _one_line(message: str) -> str:
+def _to_one_line(message: str) -> str:
     message = ' '.join(message.split())
     return message if len(message) <= MAX_MESSAGE else f'{message[:MAX_MESSAGE]}...'
 

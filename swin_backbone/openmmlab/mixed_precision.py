@@ -89,7 +89,7 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = Fa
     """
     device = next((x.device.type for x in model.parameters()), 'cpu')
     in_bfloat16 = check_amp(dtype, device) == 'bfloat16'
-    methods = _methods_in_float32(model, device) if in_bfloat16 else nullcontext()
+    methods = _run_methods_in_float32(model, device) if in_bfloat16 else nullcontext()
     with methods, torch.autocast(device, torch.bfloat16 if in_bfloat16 else torch.float16, cache_enabled=keep_casts):
         try:
             yield
@@ -111,7 +111,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def _methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
+def _run_methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
     """Replace methods of a model's modules by methods in float32. The last context of the model restores them."""
     with _lock:
         contexts, restoration = _open.get(model) or (0, _replace_methods(model, device))
@@ -164,7 +164,7 @@ def outside_autocast(method: Method, device: str) -> Method:
     @wraps(method)
     def outside(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, enabled=False):
-            return method(*_float32(args), **_float32(kwargs))
+            return method(*_convert_to_float32(args), **_convert_to_float32(kwargs))
 
     return outside
 
@@ -174,17 +174,17 @@ def to_float32(method: Method) -> Method:
 
     @wraps(method)
     def casting(*args: Any, **kwargs: Any) -> Any:
-        return _float32(method(*args, **kwargs))
+        return _convert_to_float32(method(*args, **kwargs))
 
     return casting
 
 
-def _float32(value: Any) -> Any:
+def _convert_to_float32(value: Any) -> Any:
     """Convert half precision to float32, also inside tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if type(value) is dict:
-        return {key: _float32(item) for key, item in value.items()}
+        return {key: _convert_to_float32(item) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_float32(item) for item in value)
+        return type(value)(_convert_to_float32(item) for item in value)
     return value

@@ -45,21 +45,21 @@ def find_backbone_maps(backbone: dict[str, Any], key: str, vectors: bool = False
     side = backbone.get('img_size', PROBE_SIDE)  # some ViTs take only this size
     own_side = side if isinstance(side, int) else side[1]
 
-    def image(device: str, side: int) -> Tensor:
+    def make_images(device: str, side: int) -> Tensor:
         return torch.zeros(IMAGES, backbone.get('in_channels', 3), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
-    return _run(backbone, key, image, ways, vectors)
+    return _run(backbone, key, make_images, ways, vectors)
 
 
 def find_neck_maps(neck: dict[str, Any], inputs: Sequence[MapShape], key: str) -> list[MapShape]:
     """Return the maps that the neck at `key` computes from `inputs`. Raises: see `find_backbone_maps`."""
 
-    def maps(device: str, side: int) -> tuple[Tensor, ...]:
+    def make_maps(device: str, side: int) -> tuple[Tensor, ...]:
         sides = [max(1, int(side / shape.stride)) for shape in inputs]
         return tuple(torch.zeros(IMAGES, shape.channels, n, n, device=device) for shape, n in zip(inputs, sides))
 
-    return _run(neck, key, maps, (('meta', PROBE_SIDE), ('cpu', SMALL_SIDE)))
+    return _run(neck, key, make_maps, (('meta', PROBE_SIDE), ('cpu', SMALL_SIDE)))
 
 
 def _run(
@@ -90,7 +90,8 @@ def _run(
     shapes, trained = (_list_shapes(maps, side, key, vectors) for maps in (outputs, in_training))
     if shapes != trained:
         raise ValueError(
-            f'{key}: it emits {_shown(trained)} in training and {_shown(shapes)} in evaluation; Swin emits equal maps'
+            f'{key}: it emits {_describe(trained)} in training and {_describe(shapes)} in evaluation; Swin emits equal '
+            'maps'
         )
     return shapes
 
@@ -104,5 +105,5 @@ def _list_shapes(outputs: Any, side: int, key: str, vectors: bool) -> list[MapSh
     return [MapShape(x.shape[1], side / x.shape[3] if x.dim() == 4 else math.inf) for x in outputs]
 
 
-def _shown(shapes: Sequence[MapShape]) -> str:
+def _describe(shapes: Sequence[MapShape]) -> str:
     return 'maps of stride ' + ', '.join(f'{shape.stride:g}' for shape in shapes)

@@ -272,19 +272,19 @@ def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_
             multiples of it.
     """
 
-    def scaled(interval: int) -> int:
+    def scale(interval: int) -> int:
         return min(max(1, round(min(interval, interval * factor) / unit)) * unit, new)
 
     if cfg.get('val_dataloader'):
-        loop.val_interval = scaled(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
+        loop.val_interval = scale(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
     if 'val_begin' in loop:
         loop.val_begin = max(1, round(loop.val_begin * factor))
     if loop.get('dynamic_intervals'):
-        loop.dynamic_intervals = [(round(at * factor), scaled(every)) for at, every in loop.dynamic_intervals]
+        loop.dynamic_intervals = [(round(at * factor), scale(every)) for at, every in loop.dynamic_intervals]
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
     saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
     if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
-        checkpoint.interval = scaled(saves)
+        checkpoint.interval = scale(saves)
         if 'save_begin' in checkpoint:
             checkpoint.save_begin = min(round(checkpoint.save_begin * factor), new)
 
@@ -314,13 +314,13 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     ]
     if not tested:
         raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
-    old = sorted(_pair(tested[0]['scale']))
+    old = sorted(_to_pair(tested[0]['scale']))
     factors = min(scale) / old[0], max(scale) / old[1]
     model = cfg.get('model') or {}
     nodes = [cfg.get(name) for name in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'data_preprocessor')]
     nodes += [cfg.get('custom_hooks'), cfg.get('tta_pipeline'), model.get('data_preprocessor')]
     for part in (part for node in nodes for part in _iter_parts(node)):
-        if _is_resize(part) and sorted(_pair(part['scale'])) == old:
+        if _is_resize(part) and sorted(_to_pair(part['scale'])) == old:
             part['scale'] = scale
             continue
         for key in SIDES:
@@ -338,7 +338,7 @@ def _is_resize(part: dict[str, Any]) -> bool:
     return 'type' in part and type_name(part).endswith('Resize') and isinstance(part.get('scale'), (list, tuple, int))
 
 
-def _pair(scale: Any) -> tuple[int, int]:
+def _to_pair(scale: Any) -> tuple[int, int]:
     return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
 
 

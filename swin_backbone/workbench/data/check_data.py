@@ -137,7 +137,7 @@ def _check_pictures(
     sizes: list[tuple[int, int]] = []
     guard.use([step for step in built.pipeline.transforms if loads_picture(step) or (rule and loads_annotations(step))])
     max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk
-    for index in _sample(len(built), max_files, seconds):
+    for index in _draw_indices(len(built), max_files, seconds):
         checked += 1
         try:
             item = guard(built.get_data_info(index)) or {}
@@ -193,7 +193,7 @@ def _report_annotations(
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
 
 
-def _sample(size: int, max_files: int, seconds: float) -> Iterator[int]:
+def _draw_indices(size: int, max_files: int, seconds: float) -> Iterator[int]:
     """Yield random indices below `size`: at least one, at most `max_files`, within `seconds`."""
     end = time.monotonic() + seconds
     for count, index in enumerate(random.Random(0).sample(range(size), min(size, max_files))):

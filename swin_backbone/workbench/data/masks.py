@@ -32,7 +32,7 @@ def find_mask_faults(masks: Sequence[tuple[Any, tuple[int, int]]]) -> list[Fault
     is_good = np.zeros(len(masks), bool)
     for begin in range(0, len(masks), GROUP):
         group = enumerate(masks[begin : begin + GROUP], begin)
-        compressed = {row: counts for row, mask in group if (counts := _compressed_counts(*mask))}
+        compressed = {row: counts for row, mask in group if (counts := _find_compressed_counts(*mask))}
         if compressed:
             pixels = [math.prod(masks[row][1]) for row in compressed]
             is_good[[*compressed]] = _add_up([*compressed.values()], pixels)
@@ -123,7 +123,7 @@ def _to_codes(counts: Union[str, bytes]) -> Optional[bytes]:
     return data if data and data[-1] in LAST_CODES and not data.translate(None, CODES) else None
 
 
-def _compressed_counts(segmentation: Any, size: tuple[int, int]) -> Optional[bytes]:
+def _find_compressed_counts(segmentation: Any, size: tuple[int, int]) -> Optional[bytes]:
     """Return the characters of a compressed RLE of a size; None for anything else."""
     if isinstance(segmentation, dict) and _has_size(segmentation, size):
         counts = segmentation.get('counts')

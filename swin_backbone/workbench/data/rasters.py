@@ -103,12 +103,12 @@ def read_tiff(data: bytes, name: str, color_type: str = 'color') -> NDArray[Any]
         raster = _open(data, name, tags, stack)
         rows, columns = ((0, side) for side in raster.size)
         if color_type == 'unchanged':
-            return _unchanged(raster, raster.read(rows, columns, raster.bands))
+            return _keep_values(raster, raster.read(rows, columns, raster.bands))
         require_colours(raster, name)
         _require_few_bands(raster.bands, name)
         pixels = to_bgr(raster, raster.read(rows, columns, RGB))
     if not color_type.endswith('_ignore_orientation'):
-        pixels = turned(pixels, raster.orientation)
+        pixels = turn(pixels, raster.orientation)
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY) if color_type.startswith('grayscale') else pixels
 
 
@@ -119,7 +119,7 @@ def read_tiff_size(tags: Mapping[int, Any], name: str) -> tuple[int, int]:
     except (KeyError, TypeError, ValueError) as error:
         raise OSError(f'{name} cannot be read as a picture: it has no size') from error
     _require_few_bands(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1), name)
-    is_transposed = TURNS.get(_orientation(tags.get(ORIENTATION, 1)), (False,))[0]
+    is_transposed = TURNS.get(_read_orientation(tags.get(ORIENTATION, 1)), (False,))[0]
     return (width, height) if is_transposed else (height, width)
 
 
@@ -135,7 +135,7 @@ def describe_tiff(data: bytes, name: str) -> str:
         raster = _open(data, name, read_tiff_tags(BytesIO(data)), stack)
         if not has_colours(raster):
             return ''
-        note = '; '.join(notes_of(raster, name))
+        note = '; '.join(list_notes(raster, name))
         if raster.bits > 8 and raster.colours is None and not raster.is_inverted:
             rows, columns = ((0, side) for side in raster.size)
             largest = raster.read(rows, columns, RGB).max()
@@ -143,7 +143,7 @@ def describe_tiff(data: bytes, name: str) -> str:
     return note
 
 
-def notes_of(raster: Raster, name: str) -> tuple[str, ...]:
+def list_notes(raster: Raster, name: str) -> tuple[str, ...]:
     """Return sentences on bits and bands that colours leave out."""
     notes = []
     if raster.bits > 8 and raster.colours is None:
@@ -188,7 +188,7 @@ def to_bgr(raster: Raster, pixels_HWC: NDArray[Any]) -> NDArray[Any]:
     return cv2.cvtColor(np.ascontiguousarray(pixels[..., :3]), cv2.COLOR_RGB2BGR)
 
 
-def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+def turn(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     """Return stored pixels (H, W, ...) as they are shown."""
     if orientation not in TURNS:
         return pixels
@@ -198,7 +198,7 @@ def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     return np.ascontiguousarray(pixels[steps])
 
 
-def _unchanged(raster: Raster, pixels_HWC: NDArray[Any]) -> NDArray[Any]:
+def _keep_values(raster: Raster, pixels_HWC: NDArray[Any]) -> NDArray[Any]:
     if raster.colours is not None:
         return to_bgr(raster, pixels_HWC)
     if raster.bits < 8:
@@ -248,8 +248,8 @@ def open_gdal(
         OSError: if it is damaged, or no picture.
         ValueError: if there is no such level.
     """
-    with _gdal(name):
-        pages = _pages_of(address, name, level, stack or ExitStack())
+    with _run_gdal(name):
+        pages = _open_pages(address, name, level, stack or ExitStack())
         page = pages[0]
         dtype = np.dtype(page.dtypes[0])
         bits = int(page.tags(1, ns='IMAGE_STRUCTURE').get('NBITS', 8 * dtype.itemsize))
@@ -268,7 +268,7 @@ def open_gdal(
 
     def read(rows: Span, columns: Span, max_bands: int) -> NDArray[Any]:
         bands_of_pages: list[NDArray[Any]] = []
-        with _gdal(f'{name} at rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]}'):
+        with _run_gdal(f'{name} at rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]}'):
             for page in pages:
                 count = min(page.count, max_bands - sum(map(len, bands_of_pages)))
                 if count > 0:
@@ -277,13 +277,13 @@ def open_gdal(
         return bands_CHW.transpose(1, 2, 0)
 
     return Raster(
-        page.shape, bands, dtype, bits, read, colours, is_inverted, _orientation(tags.get(ORIENTATION, 1)),
+        page.shape, bands, dtype, bits, read, colours, is_inverted, _read_orientation(tags.get(ORIENTATION, 1)),
         page.block_shapes[0][1] >= page.width, page.crs, page.transform,
     )  # fmt: skip
 
 
 @contextmanager
-def _gdal(name: str) -> Iterator[None]:
+def _run_gdal(name: str) -> Iterator[None]:
     """Run GDAL with a small cache.
 
     Raises:
@@ -298,7 +298,7 @@ def _gdal(name: str) -> Iterator[None]:
         raise OSError(f'{name} cannot be read: {error.__cause__ or error}') from error
 
 
-def _pages_of(address: str, name: str, level: int, stack: ExitStack) -> list[Any]:
+def _open_pages(address: str, name: str, level: int, stack: ExitStack) -> list[Any]:
     """Return the open datasets of a level. Their bands together are the channels.
 
     Levels are overviews, or (in SVS) tiled pages with the proportions of the first. An OME-TIFF may have a page for
@@ -306,17 +306,18 @@ def _pages_of(address: str, name: str, level: int, stack: ExitStack) -> list[Any
     """
     import rasterio
 
-    def opened(address: str, **settings: Any) -> Any:
+    def open_dataset(address: str, **settings: Any) -> Any:
         return stack.enter_context(rasterio.open(address, **settings))
 
-    whole = opened(address)
-    pages = [opened(page) for page in whole.subdatasets[1:]] if whole.driver == 'GTiff' else []
+    whole = open_dataset(address)
+    pages = [open_dataset(page) for page in whole.subdatasets[1:]] if whole.driver == 'GTiff' else []
     channels = [whole, *(page for page in pages if page.shape == whole.shape)]
     description = whole.tags().get('TIFFTAG_IMAGEDESCRIPTION', '')
     if len(channels) > 1 and not all(f'Size{axis}="1"' in description for axis in 'ZT'):
-        raise OSError(several_pages(name, whole.width, whole.height))
+        raise OSError(describe_pages(name, whole.width, whole.height))
     reduced = [
-        [opened(channel.name, OVERVIEW_LEVEL=level) for channel in channels] for level in range(len(whole.overviews(1)))
+        [open_dataset(channel.name, OVERVIEW_LEVEL=level) for channel in channels]
+        for level in range(len(whole.overviews(1)))
     ]
     reduced += [[page] for page in pages if page.block_shapes[0][1] < page.width < whole.width]  # a thumbnail: strips
     ratio = whole.width / whole.height
@@ -340,7 +341,7 @@ def _open_tifffile(data: bytes, name: str, tags: Mapping[int, Any]) -> Raster:
         raise OSError(f'{name} cannot be read: {error}') from error
     kept = [axis for axis, length in zip(axes, shape) if axis in 'YX' or length > 1]
     if len(kept) > 3 or not set(kept) <= set('YXSC'):
-        raise OSError(several_pages(name, page.imagewidth, page.imagelength))
+        raise OSError(describe_pages(name, page.imagewidth, page.imagelength))
     pixels = pixels.reshape([length for axis, length in zip(axes, shape) if axis in 'YX' or length > 1])
     order = sorted(range(len(kept)), key=lambda index: 'YXSC'.index(kept[index]))
     pixels = pixels.transpose(order).reshape(page.imagelength, page.imagewidth, -1)
@@ -352,11 +353,11 @@ def _open_tifffile(data: bytes, name: str, tags: Mapping[int, Any]) -> Raster:
     return Raster(
         pixels.shape[:2], pixels.shape[2], pixels.dtype, bits,
         lambda rows, columns, max_bands: pixels[slice(*rows), slice(*columns), :max_bands],
-        colours, inverted, _orientation(tags.get(ORIENTATION, 1)),
+        colours, inverted, _read_orientation(tags.get(ORIENTATION, 1)),
     )  # fmt: skip
 
 
-def several_pages(name: str, width: int, height: int) -> str:
+def describe_pages(name: str, width: int, height: int) -> str:
     """Return the message for a file that is a stack of pictures."""
     return f'{name} has several pages of {width}x{height} pixels, and is no single picture'
 
@@ -380,6 +381,6 @@ def _require_photometric(name: str, tags: Mapping[int, Any], allowed: tuple[int,
         raise OSError(f'{name} has the colours {colours} (photometric interpretation): convert it to RGB')
 
 
-def _orientation(value: Any) -> int:
+def _read_orientation(value: Any) -> int:
     value = value[0] if isinstance(value, tuple) and value else value
     return int(value) if str(value).isdecimal() else 1

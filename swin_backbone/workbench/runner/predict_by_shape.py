@@ -30,10 +30,10 @@ def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
     samples: dict[int, Any] = {}
     for indices in groups.values():
 
-        def of_group(values: Any, indices: list[int] = indices) -> list[Any]:
+        def select(values: Any, indices: list[int] = indices) -> list[Any]:
             return [values[index] for index in indices]
 
-        group = {name: list(map(of_group, values)) if has_views else of_group(values) for name, values in batch.items()}
+        group = {name: list(map(select, values)) if has_views else select(values) for name, values in batch.items()}
         samples.update(zip(indices, step(group)))
     return [samples[index] for index in range(len(samples))]
 

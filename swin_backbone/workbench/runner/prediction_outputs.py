@@ -60,18 +60,18 @@ def write_outputs(
     hooks = []
     with ExitStack() as stack:
 
-        def folder(path: str) -> Path:
+        def claim(path: str) -> Path:
             if is_main_process:
                 claim_folder(path, outputs.overwrite)
             return stack.enter_context(collect_files(Path(path)))
 
-        show_dir = str(folder(outputs.show_dir)) if outputs.show_dir else None
+        show_dir = str(claim(outputs.show_dir)) if outputs.show_dir else None
         if outputs.show or show_dir:
             enable_drawing(cfg, outputs.show, show_dir, outputs.wait_time)
         if show_dir and cfg.get('default_scope') == 'mmdet':
             hooks.append(UniqueFileNamesHook(with_suffix=True))
         if outputs.out and segments:
-            hooks += [UniqueFileNamesHook(with_suffix=False), WriteLabelsHook(folder(outputs.out), outputs.first_label)]
+            hooks += [UniqueFileNamesHook(with_suffix=False), WriteLabelsHook(claim(outputs.out), outputs.first_label)]
         elif outputs.out:
             out = Path(outputs.out)
             is_coco = out.suffix == '.json' and cfg.get('default_scope') == 'mmdet'

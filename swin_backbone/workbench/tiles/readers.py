@@ -20,7 +20,7 @@ from ..data.rasters import (
     TURNS,
     Raster,
     Span,
-    notes_of,
+    list_notes,
     open_gdal,
     read_tiff_tags,
     require_colours,
@@ -218,4 +218,4 @@ def _make_picture(raster: Raster, path: Path) -> Picture:
         return to_bgr(raster, pixels)
 
     read_held = _hold_rows(read, raster.size[1]) if raster.holds_rows else read
-    return Picture(raster.size, read_held, notes_of(raster, str(path)), raster.crs, raster.transform)
+    return Picture(raster.size, read_held, list_notes(raster, str(path)), raster.crs, raster.transform)

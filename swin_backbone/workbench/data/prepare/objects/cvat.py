@@ -17,7 +17,7 @@ from ..pairs import without_labels
 from ..records import Lists, Records, SplitLists
 from ..splits import find_split, index_tails, match_name, read_split_lists
 from .convert import PictureAnnotations, convert_objects, parse_size
-from .shapes import Box, ellipse, find_corners, join_groups, make_bitmap_box, make_box
+from .shapes import Box, find_corners, join_groups, make_bitmap_box, make_box, make_ellipse
 from .voc import parse_xml
 
 ROOT = r'<annotations[\s>]'
@@ -107,20 +107,20 @@ def read_cvat(
 
 
 def _read_shape(shape: Element, name: str, size: tuple[int, int]) -> Box:
-    def numbers(*keys: str) -> list[float]:
+    def read_numbers(*keys: str) -> list[float]:
         return [float(shape.attrib[key]) for key in keys]
 
     if shape.tag == 'polygon':
         points: Any = [[float(number) for number in pair.split(',')] for pair in shape.attrib['points'].split(';')]
         return make_box(name, points, size)
     if shape.tag == 'mask':
-        x, y, width, height = map(int, numbers('left', 'top', 'width', 'height'))
+        x, y, width, height = map(int, read_numbers('left', 'top', 'width', 'height'))
         runs = [int(run) for run in shape.attrib['rle'].split(',')]
         bitmap = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
         return make_bitmap_box(name, bitmap, x, y, size)
     turn = float(shape.get('rotation', 0))
     if shape.tag == 'ellipse':
-        *middle, radius_x, radius_y = numbers('cx', 'cy', 'rx', 'ry')
-        return make_box(name, ellipse(middle, (radius_x, radius_y), turn), size)
-    left, top, right, bottom = numbers('xtl', 'ytl', 'xbr', 'ybr')
+        *middle, radius_x, radius_y = read_numbers('cx', 'cy', 'rx', 'ry')
+        return make_box(name, make_ellipse(middle, (radius_x, radius_y), turn), size)
+    left, top, right, bottom = read_numbers('xtl', 'ytl', 'xbr', 'ybr')
     return make_box(name, find_corners(left, top, right, bottom, turn), size, is_rectangle=True)

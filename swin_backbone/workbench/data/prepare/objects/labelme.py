@@ -23,7 +23,7 @@ from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
 from .convert import PictureAnnotations, convert_objects, parse_size
-from .shapes import Box, ellipse, find_corners, join_groups, make_bitmap_box, make_box
+from .shapes import Box, find_corners, join_groups, make_bitmap_box, make_box, make_ellipse
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
 SHAPE_FORMS = dict(
@@ -150,7 +150,7 @@ def _read_shape(shape_type: str, name: str, shape: Mapping[str, Any], size: tupl
             raise ValueError('a PNG of another size')
         return make_bitmap_box(name, bitmap, left, top, size)
     if shape_type == 'circle':
-        points = ellipse(points[0], [math.dist(*points)] * 2)
+        points = make_ellipse(points[0], [math.dist(*points)] * 2)
     if shape_type == 'rectangle' and len(points) > 1:  # two corners, or all four
         points = find_corners(*np.min(points, 0), *np.max(points, 0))
     return make_box(name, points, size, shape_type == 'rectangle')

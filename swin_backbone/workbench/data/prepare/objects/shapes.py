@@ -102,10 +102,10 @@ def make_bitmap_box(category: str, bitmap: NDArray[Any], left: int, top: int, si
     whole[top : top + bitmap.shape[0], left : left + bitmap.shape[1]] = bitmap != 0
     rle = coco_mask.encode(whole)
     x, y, w, h = coco_mask.toBbox(rle).tolist()
-    return Box(category, (x, y, w, h), _as_json(rle))
+    return Box(category, (x, y, w, h), _to_json(rle))
 
 
-def ellipse(centre: Sequence[float], radii: Sequence[float], degrees: float = 0) -> NDArray[Any]:
+def make_ellipse(centre: Sequence[float], radii: Sequence[float], degrees: float = 0) -> NDArray[Any]:
     """Return the points of an outline, (N, 2)."""
     outline: NDArray[Any] = rotate(np.stack([np.cos(ELLIPSE), np.sin(ELLIPSE)], 1) * radii, degrees) + centre
     return outline
@@ -146,13 +146,13 @@ def _join(boxes: Sequence[Box]) -> Box:
     ]
     if rles:
         size = rles[0]['size']
-        mask = _as_json(coco_mask.merge([*rles, *(coco_mask.frPyObjects(mask, *size) if mask else ())]))
+        mask = _to_json(coco_mask.merge([*rles, *(coco_mask.frPyObjects(mask, *size) if mask else ())]))
     is_rectangle = all(box.is_rectangle for box in boxes)
     is_ignored = any(box.is_ignored for box in boxes)
     return Box(boxes[0].category, (x, y, w, h), mask, is_rectangle, is_ignored)
 
 
-def _as_json(rle: dict[str, Any]) -> dict[str, Any]:
+def _to_json(rle: dict[str, Any]) -> dict[str, Any]:
     return dict(size=list(rle['size']), counts=rle['counts'].decode())
 
 

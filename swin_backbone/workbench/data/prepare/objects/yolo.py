@@ -79,7 +79,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         records.lines.append(
             format_line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
         )
-    if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
+    if has_tracks or any(0 < len(text.split()) - 5 - points <= _limit_behind(points) for text in chain(*samples)):
         records.lines.append(format_line('not read', "the numbers behind an object: a score or a track's id"))
     records.lines.extend(format_left_out('text files without a picture', unused))
     records.lines.extend(format_line('', text) for text in (source, *of_yaml) if text)
@@ -123,10 +123,10 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
         DataError: if two pictures share a text file.
     """
 
-    def key(path: Path) -> tuple[str, ...]:  # Images/ and labels/ are written in any case
+    def make_key(path: Path) -> tuple[str, ...]:  # Images/ and labels/ are written in any case
         return (*(part.lower() for part in path.parent.parts), path.stem)
 
-    texts = {key(path): folder.ann_root / path for path in folder.ann_files if path.suffix.lower() == '.txt'}
+    texts = {make_key(path): folder.ann_root / path for path in folder.ann_files if path.suffix.lower() == '.txt'}
     files: dict[Path, Optional[Path]] = {}
     owners: dict[Path, Path] = {}
     for picture in folder.pictures:
@@ -137,7 +137,7 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
             before, behind = parts[: images[-1]], parts[images[-1] + 1 :]
             tried.insert(0, Path(*before, 'labels', *behind))
             tried.append(Path(*before, *behind))  # in an --annotations folder
-        text = next((texts[key(path)] for path in tried if key(path) in texts), None)
+        text = next((texts[make_key(path)] for path in tried if make_key(path) in texts), None)
         if text is not None and owners.setdefault(text, picture) != picture:
             raise DataError(
                 f'{owners[text]} and {picture} share the labels {text}: give each picture a name and labels of its own'
@@ -176,7 +176,7 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
     tails = index_tails(folder.pictures)
     parents = {parent: (folder.root / parent).resolve() for parent in {picture.parent for picture in folder.pictures}}
 
-    def pictures_of(target: Path) -> list[Path]:
+    def find_pictures(target: Path) -> list[Path]:
         """Return the pictures below a folder, or those named in a text file."""
         if target.is_file():
             return match_lines(read_text(target).splitlines(), tails)
@@ -193,9 +193,9 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
         for entry in entries:
             # Exports of Roboflow have ../train/images, relative to no existing folder
             tried = [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
-            matched = next(filter(None, map(pictures_of, tried)), [])
+            matched = next(filter(None, map(find_pictures, tried)), [])
             if not matched and (similar := _find_by_end(entry, split, folder)):
-                matched = pictures_of(similar)
+                matched = find_pictures(similar)
                 lines.append(f'{yaml_path}: `{split}: {entry}` is no path here, and taken for {similar}')
             pictures += matched
         if pictures:
@@ -243,7 +243,7 @@ def _have_tracks(lines: Iterable[str]) -> bool:
     return all(len(values) == 7 and _is_box(values[1:5]) for values in rows)
 
 
-def _most_behind(points: int) -> int:
+def _limit_behind(points: int) -> int:
     """Return the most numbers behind a box: a score and a track's id. Without points of a pose, two may be a point."""
     return 2 if points else 1
 
@@ -281,7 +281,7 @@ def read_yolo(
         if has_tracks and values is not None and len(values) >= 7 and len(values) % 2:
             values = values[:-2]
         is_outline = not points and values is not None and len(values) >= 7 and len(values) % 2 == 1
-        if values is None or not (is_outline or 0 <= len(values) - 5 - points <= _most_behind(points)):
+        if values is None or not (is_outline or 0 <= len(values) - 5 - points <= _limit_behind(points)):
             raise DataError(f'{file}, line {line}, takes {form}; got {text!r:.80}')
         values = values if is_outline else values[:5]
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
