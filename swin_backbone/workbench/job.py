@@ -166,7 +166,7 @@ def report(
 
     Args:
         checkpoint: see `open_test`.
-        out_dir, compare, overwrite: see `report_on_test`, also for the returned numbers and errors.
+        out_dir, compare, overwrite: see `report_on_test`, also for the returned figures and errors.
     """
     from .report.collect import add_coco_metric, report_on_test  # needs the extra `pictures`
 
@@ -174,12 +174,12 @@ def report(
     job.cfg = copy.deepcopy(job.cfg)
     add_coco_metric(job.cfg)
     with open_test(job, checkpoint) as runner:
-        numbers = report_on_test(runner, out_dir, checkpoint, compare, overwrite)
-    best = numbers.get('best')
+        figures = report_on_test(runner, out_dir, checkpoint, compare, overwrite)
+    best = figures.get('best')
     if best and best['F1']:  # a detector that finds something
         path = Path(out_dir, REPORT_JSON)
         job.print_once(f'best threshold {best["threshold"]:g}; for the best of each class: --score-thr {path}')
-    return numbers
+    return figures
 
 
 def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:

@@ -137,13 +137,13 @@ class GuardedPipeline:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
 
     def _check_labels(self, item: dict[str, Any], rule: LabelRule, size: tuple[int, int]) -> None:
-        labels, path = item['gt_seg_map'], item.get('seg_map_path')
+        labels_HW, path = item['gt_seg_map'], item.get('seg_map_path')
         forbidden = LabelRule(rule.num_classes, rule.ignore_index).find_forbidden_values()  # mapped already
-        is_wrong = labels.shape != size or bool(cv2.countNonZero(cv2.LUT(labels.astype(np.uint8), forbidden)))
+        is_wrong = labels_HW.shape != size or bool(cv2.countNonZero(cv2.LUT(labels_HW.astype(np.uint8), forbidden)))
         if self.is_local and path and (is_wrong or not has_8_bits(path)):
             read_label(Path(path), rule.for_item(item), size)
         if is_wrong:
-            raise DataError(f'{path or _name(item)}: its labels are {labels.shape}, its picture {size}; {rule}')
+            raise DataError(f'{path or _name(item)}: its labels are {labels_HW.shape}, its picture {size}; {rule}')
 
     def _skip(self, item: dict[str, Any], reason: str) -> None:
         index = item.get('sample_idx', 0)
