@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of a structure or a function. */
-#define SWIN_VERSION 10
+#define SWIN_VERSION 11
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -109,7 +109,7 @@ typedef struct swin_block {
   int32_t has_norm3;                   /* V2 only: 1 for a norm after the MLP's residual */
   float scale;                         /* of q k^T */
   float eps1, eps2, eps3;              /* of the norms */
-  const void* linear[SWIN_LINEARS];    /* packed */
+  const void* weight[SWIN_LINEARS];    /* packed */
   const float* bias[SWIN_LINEARS];     /* (outputs); null: zeros */
   /* (C). A null weight is ones, a null bias zeros. */
   const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias;
@@ -128,7 +128,7 @@ SWIN_API int32_t swin_block_forward(const swin_block* block, const float* x, flo
 /* Arrays for the gradients. None may be null, also for parameters that the block lacks. */
 typedef struct swin_block_gradients {
   float* x;                    /* (B, H, W, C) */
-  float* linear[SWIN_LINEARS]; /* (outputs, inputs), not packed */
+  float* weight[SWIN_LINEARS]; /* (outputs, inputs), not packed */
   float* bias[SWIN_LINEARS];
   float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias;
   float* position_bias;
@@ -143,26 +143,26 @@ SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const 
 
 /* --- Patch embedding and patch merging ---------------------------------------------------------------------------- */
 
-/* A linear layer from K numbers to a token of N numbers, with a norm of the token, or of the K numbers. */
+/* A linear layer from K numbers to a token of N numbers, with a norm after or before it. */
 typedef struct swin_projection {
   int32_t dtype, threads;
   int64_t outputs;    /* N; even for gradients */
-  const void* linear; /* packed (N, K) */
+  const void* weight; /* packed (N, K) */
   const float* bias;  /* (N); null: zeros */
   int32_t has_norm;
+  int32_t norm_after; /* 1: the norm is of the token; 0: of the K numbers, for maps alone */
   float eps;
   const float *norm_weight, *norm_bias; /* null weight: ones; null bias: zeros */
 } swin_projection;
 
 typedef struct swin_projection_gradients {
   float* x;                       /* as the input, without gaps; null: no gradient of x */
-  float* linear;                  /* (N, K) */
+  float* weight;                  /* (N, K) */
   float* bias;                    /* (N) */
   float *norm_weight, *norm_bias; /* null if there is no norm */
 } swin_projection_gradients;
 
-/* Patches of images (B, C, H, W), zero-padded at the bottom and right: K = C patch_height patch_width. The norm is of
- * the token. */
+/* Patches of images (B, C, H, W), zero-padded at the bottom and right: K = C patch_height patch_width. */
 typedef struct swin_images {
   const float* pixels;
   int64_t batch, channels, height, width;
@@ -177,12 +177,10 @@ SWIN_API int32_t swin_embed_backward(const swin_images* images, const swin_proje
                                      const void* transposed_weight, const float* grad_y,
                                      const swin_projection_gradients* gradients);
 
-/* 2 x 2 neighbours of maps (B, H, W, C), zero-padded: top left, top right, bottom left, bottom right. K = 4 C. The norm
- * is of the K numbers, or of the token if norm_after. */
+/* 2 x 2 neighbours of maps (B, H, W, C), zero-padded: top left, top right, bottom left, bottom right. K = 4 C. */
 typedef struct swin_maps {
   const float* x;
   int64_t batch, height, width, channels;
-  int32_t norm_after;
 } swin_maps;
 
 /* y: (B, ceil(H / 2), ceil(W / 2), N). */

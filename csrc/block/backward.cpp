@@ -182,7 +182,7 @@ void run_block_backward(BlockWeights<T>& w, Linear<T> (&backward_linears)[LINEAR
   const bool own_weights = w.num_weights() <= MAX_OWN_WEIGHTS;  // then no thread waits for the others between groups
   const int64_t N = windows.area(), S = padded_keys(N);
   const SumOffsets<T> offsets(w, N, S);
-  const WorkerSums<T> sums(w, offsets, workers, own_weights, gradients.linear);
+  const WorkerSums<T> sums(w, offsets, workers, own_weights, gradients.weight);
   const KeysFirstBias<T> bias(w, offsets, N);
   const auto make = [&](int64_t worker) {
     return std::make_unique<BackwardGroup<T>>(w, backward_linears, windows, groups, x, grad_y, gradients.x,
@@ -191,7 +191,7 @@ void run_block_backward(BlockWeights<T>& w, Linear<T> (&backward_linears)[LINEAR
   if (own_weights)
     sum_apart<T>(groups, num_groups, workers, threads, saved, make);
   else
-    sum_together(w, groups, num_groups, workers, threads, saved, make, gradients.linear);
+    sum_together(w, groups, num_groups, workers, threads, saved, make, gradients.weight);
   float* vector_sums = sums.add();
   bias.add_gradient(vector_sums);
   write_gradients(w, offsets, N, S, vector_sums, gradients);

@@ -111,7 +111,7 @@ struct CompleteBlock {
   Linear<T> layer(const swin_block& b, int64_t i) const {
     const int64_t C = b.channels, D = b.hidden;
     const int64_t N = i == QKV ? 3 * C : i == FC1 ? D : C, K = i == FC2 ? D : C;
-    return linear_layer<T>(b.dtype, b.linear[i], defaults.zeros(b.bias[i]), N, K, i == QKV ? C / b.heads : 1);
+    return linear_layer<T>(b.dtype, b.weight[i], defaults.zeros(b.bias[i]), N, K, i == QKV ? C / b.heads : 1);
   }
 };
 
@@ -153,15 +153,16 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
 
 // Call f(projection), for rows of K numbers.
 template <class F>
-void with_projection(const swin_projection& projection, int64_t K, bool norm_after, const F& f) {
+void with_projection(const swin_projection& projection, int64_t K, const F& f) {
   dispatch(projection.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t N = projection.outputs;
     const Defaults defaults(std::max(N, K));
     Projection<T> p{
-        linear_layer<T>(projection.dtype, projection.linear, defaults.zeros(projection.bias), N, K, 1), {}, {}};
+        linear_layer<T>(projection.dtype, projection.weight, defaults.zeros(projection.bias), N, K, 1), {}, {}};
     if (projection.has_norm)
-      (norm_after ? p.after : p.before) = defaults.affine(projection.norm_weight, projection.norm_bias, projection.eps);
+      (projection.norm_after ? p.after : p.before) =
+          defaults.affine(projection.norm_weight, projection.norm_bias, projection.eps);
     f(p);
   });
 }
@@ -177,22 +178,22 @@ int64_t inputs_of(const swin_images& images) { return images.channels * images.p
 int64_t inputs_of(const swin_maps& maps) { return 4 * maps.channels; }
 
 void embed_forward(const swin_images& images, const swin_projection& projection, float* y) {
-  with_projection(projection, inputs_of(images), true,
+  with_projection(projection, inputs_of(images),
                   [&](const auto& p) { project(patches_of(images), p, projection.threads, y); });
 }
 void embed_backward(const swin_images& images, const swin_projection& projection, const void* transposed_weight,
                     const float* grad_y, const swin_projection_gradients& gradients) {
-  with_projection(projection, inputs_of(images), true, [&](const auto& p) {
+  with_projection(projection, inputs_of(images), [&](const auto& p) {
     project_backward(patches_of(images), p, transposed_weight, projection.threads, grad_y, gradients);
   });
 }
 void merge_forward(const swin_maps& maps, const swin_projection& projection, float* y) {
-  with_projection(projection, inputs_of(maps), maps.norm_after,
+  with_projection(projection, inputs_of(maps),
                   [&](const auto& p) { project(neighbours_of(maps), p, projection.threads, y); });
 }
 void merge_backward(const swin_maps& maps, const swin_projection& projection, const void* transposed_weight,
                     const float* grad_y, const swin_projection_gradients& gradients) {
-  with_projection(projection, inputs_of(maps), maps.norm_after, [&](const auto& p) {
+  with_projection(projection, inputs_of(maps), [&](const auto& p) {
     project_backward(neighbours_of(maps), p, transposed_weight, projection.threads, grad_y, gradients);
   });
 }

@@ -100,7 +100,7 @@ const IsaFunctions& check_block(const swin_block* block, Arrays& arrays) {
   require_within("padding", b.padding, 0, SWIN_PADDINGS - 1);
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
-    arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(isa, b.dtype, N, K));
+    arrays.read(LINEAR_NAMES[i], b.weight[i], packed_numbers(isa, b.dtype, N, K));
     arrays.read_if(BIAS_NAMES[i], b.bias[i], N);
   }
   const int64_t N = b.window_height * b.window_width;
@@ -184,7 +184,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
       const int64_t size = outputs_of(b, i) * inputs_of(b, i);
       arrays.read(TRANSPOSED_NAMES[i], transposed_weights[i],
                   packed_numbers(isa, b.dtype, inputs_of(b, i), outputs_of(b, i)));
-      arrays.write("a weight's gradient", to.linear[i], size);
+      arrays.write("a weight's gradient", to.weight[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
     }
     for (float* norm : {to.norm1_weight, to.norm1_bias, to.norm2_weight, to.norm2_bias, to.norm3_weight, to.norm3_bias})
@@ -203,22 +203,22 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
 
 namespace {
 
-const IsaFunctions& check_projection(const swin_projection* projection, int64_t K, bool norm_after, Arrays& arrays) {
+const IsaFunctions& check_projection(const swin_projection* projection, int64_t K, Arrays& arrays) {
   require_pointer("projection", projection);
   const swin_projection& p = *projection;
   const IsaFunctions& isa = isa_for(p.dtype);
   require_within("threads", p.threads, 1, MAX_THREADS);
   require_within("outputs", p.outputs, 1, MAX_SIZE);
-  arrays.read("the weight", p.linear, packed_numbers(isa, p.dtype, p.outputs, K));
+  arrays.read("the weight", p.weight, packed_numbers(isa, p.dtype, p.outputs, K));
   arrays.read_if("bias", p.bias, p.outputs);
   if (p.has_norm) {
-    arrays.read_if("the norm's weight", p.norm_weight, norm_after ? p.outputs : K);
-    arrays.read_if("the norm's bias", p.norm_bias, norm_after ? p.outputs : K);
+    arrays.read_if("the norm's weight", p.norm_weight, p.norm_after ? p.outputs : K);
+    arrays.read_if("the norm's bias", p.norm_bias, p.norm_after ? p.outputs : K);
   }
   return isa;
 }
 
-void check_projection_gradients(const IsaFunctions& isa, const swin_projection& p, int64_t K, bool norm_after,
+void check_projection_gradients(const IsaFunctions& isa, const swin_projection& p, int64_t K,
                                 const void* transposed_weight, const float* grad_y, int64_t tokens, int64_t inputs,
                                 const swin_projection_gradients* gradients, Arrays& arrays) {
   require_pointer("gradients", gradients);
@@ -230,11 +230,11 @@ void check_projection_gradients(const IsaFunctions& isa, const swin_projection& 
     arrays.write("x's gradient", gradients->x, inputs);
   }
   arrays.read("grad_y", grad_y, tokens * p.outputs);
-  arrays.write("the weight's gradient", gradients->linear, p.outputs * K);
+  arrays.write("the weight's gradient", gradients->weight, p.outputs * K);
   arrays.write("the bias's gradient", gradients->bias, p.outputs);
   if (p.has_norm) {
-    arrays.write("the gradient of the norm's weight", gradients->norm_weight, norm_after ? p.outputs : K);
-    arrays.write("the gradient of the norm's bias", gradients->norm_bias, norm_after ? p.outputs : K);
+    arrays.write("the gradient of the norm's weight", gradients->norm_weight, p.norm_after ? p.outputs : K);
+    arrays.write("the gradient of the norm's bias", gradients->norm_bias, p.norm_after ? p.outputs : K);
   }
   arrays.check_overlaps();
 }
@@ -259,13 +259,19 @@ int64_t checked_K(const swin_images* images, Arrays& arrays) {
   return K;
 }
 
+const IsaFunctions& check_projection_of_patches(const swin_projection* projection, int64_t K, Arrays& arrays) {
+  const IsaFunctions& isa = check_projection(projection, K, arrays);
+  if (projection->has_norm && !projection->norm_after) fail(SWIN_INVALID, "norm_after must be 1 for images");
+  return isa;
+}
+
 }  // namespace
 
 int32_t swin_embed_forward(const swin_images* images, const swin_projection* projection, float* y) {
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = checked_K(images, arrays);
-    const IsaFunctions& isa = check_projection(projection, K, true, arrays);
+    const IsaFunctions& isa = check_projection_of_patches(projection, K, arrays);
     const int64_t tokens = tokens_of_patches(*images);
     arrays.write("y", y, tokens * projection->outputs);
     arrays.check_overlaps();
@@ -278,12 +284,11 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = checked_K(images, arrays);
-    const IsaFunctions& isa = check_projection(projection, K, true, arrays);
+    const IsaFunctions& isa = check_projection_of_patches(projection, K, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers =
         require_product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
-    check_projection_gradients(isa, *projection, K, true, transposed_weight, grad_y, tokens, numbers, gradients,
-                               arrays);
+    check_projection_gradients(isa, *projection, K, transposed_weight, grad_y, tokens, numbers, gradients, arrays);
     if (!tokens) return arrays.write_zeros();
     isa.embed_backward(*images, *projection, transposed_weight, grad_y, *gradients);
   });
@@ -307,7 +312,7 @@ int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* project
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = checked_K(maps, arrays);
-    const IsaFunctions& isa = check_projection(projection, K, maps->norm_after, arrays);
+    const IsaFunctions& isa = check_projection(projection, K, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     arrays.write("y", y, tokens * projection->outputs);
     arrays.check_overlaps();
@@ -320,11 +325,10 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
   return catch_errors([&] {
     Arrays arrays;
     const int64_t K = checked_K(maps, arrays);
-    const IsaFunctions& isa = check_projection(projection, K, maps->norm_after, arrays);
+    const IsaFunctions& isa = check_projection(projection, K, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     const int64_t numbers = maps->batch * maps->height * maps->width * maps->channels;
-    check_projection_gradients(isa, *projection, K, maps->norm_after, transposed_weight, grad_y, tokens, numbers,
-                               gradients, arrays);
+    check_projection_gradients(isa, *projection, K, transposed_weight, grad_y, tokens, numbers, gradients, arrays);
     if (!tokens) return arrays.write_zeros();
     isa.merge_backward(*maps, *projection, transposed_weight, grad_y, *gradients);
   });

@@ -85,7 +85,7 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
   using Group = ProjectionGroup<T, Source>;
   const int64_t tokens = source.tokens(), N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
   const Linear<T> backward_linear{static_cast<const T*>(transposed_weight), nullptr, K, N, panel_width(K, 1)};
-  float* weight_sum = gradients.linear;
+  float* weight_sum = gradients.weight;
   Memory memory;
   if (padded_K != K) memory.allocate([&](Arena& arena) { weight_sum = arena.take<float>(N * padded_K); });
   const int64_t fitting = std::max<int64_t>(GROUP_TOKENS, GROUP_BYTES / ((N + padded_K) * sizeof(T)));
@@ -111,7 +111,7 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
       compute_weight_gradient(operands.get(), active, n, stop - n, weight_sum, first > 0);
     });
   }
-  for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight_sum + n * padded_K, K, gradients.linear + n * K);
+  for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight_sum + n * padded_K, K, gradients.weight + n * K);
   const auto [bias, norm_weight, norm_bias] = p.sums(sums.add());
   std::copy_n(bias, N, gradients.bias);
   std::copy_n(norm_weight, p.norm_size(), gradients.norm_weight);

@@ -163,12 +163,12 @@ struct Block : swin_operator {
     block.eps3 = node.number();
     block.has_norm3 = block.eps3 >= 0;
     const int64_t outputs[] = {3 * C, C, D, C}, inputs[] = {C, C, C, D}, N = block.window_height * block.window_width;
-    for (int i = 0; i < SWIN_LINEARS; i++) linear[i] = node.packed(block.dtype, outputs[i], inputs[i], i ? 1 : C / h);
+    for (int i = 0; i < SWIN_LINEARS; i++) weight[i] = node.packed(block.dtype, outputs[i], inputs[i], i ? 1 : C / h);
     for (int i = 0; i < SWIN_LINEARS; i++) bias[i] = node.vector({outputs[i]});
     for (auto& norm : norms) norm = node.vector({C});
     position_bias = node.vector({h, N, N});
     cosine_scale = node.vector({h});
-    for (int i = 0; i < SWIN_LINEARS; i++) block.linear[i] = linear[i].data(), block.bias[i] = bias[i].data();
+    for (int i = 0; i < SWIN_LINEARS; i++) block.weight[i] = weight[i].data(), block.bias[i] = bias[i].data();
     const float** const norm_fields[] = {&block.norm1_weight, &block.norm1_bias,   &block.norm2_weight,
                                          &block.norm2_bias,   &block.norm3_weight, &block.norm3_bias};
     for (int i = 0; i < 6; i++) *norm_fields[i] = norms[i].data();
@@ -183,7 +183,7 @@ struct Block : swin_operator {
   }
 
   swin_block block{};
-  std::array<Panels, SWIN_LINEARS> linear;
+  std::array<Panels, SWIN_LINEARS> weight;
   std::array<std::vector<float>, SWIN_LINEARS> bias;
   std::array<std::vector<float>, 6> norms;
   std::vector<float> position_bias, cosine_scale;
@@ -191,13 +191,13 @@ struct Block : swin_operator {
 
 // A linear layer and a norm, of Embed and Merge.
 struct Projected : swin_operator {
-  void read(Node& node, int64_t K, bool has_bias, bool norm_after) {
+  void read(Node& node, int64_t K, bool has_bias) {
     const int64_t N = projection.outputs;
-    linear = node.packed(projection.dtype, N, K, 1);
+    weight = node.packed(projection.dtype, N, K, 1);
     if (has_bias) bias = node.vector({N});
-    norm_weight = node.vector({norm_after ? N : K});
-    norm_bias = node.vector({norm_after ? N : K});
-    projection.linear = linear.data();
+    norm_weight = node.vector({projection.norm_after ? N : K});
+    norm_bias = node.vector({projection.norm_after ? N : K});
+    projection.weight = weight.data();
     projection.bias = bias.data();
     projection.has_norm = projection.eps >= 0;
     projection.norm_weight = norm_weight.data();
@@ -210,7 +210,7 @@ struct Projected : swin_operator {
   }
 
   swin_projection projection{};
-  Panels linear;
+  Panels weight;
   std::vector<float> bias, norm_weight, norm_bias;
 };
 
@@ -227,7 +227,8 @@ struct Embed : Projected {
     height = node.whole(1);
     width = node.whole(1);
     projection.eps = node.number();
-    read(node, expected_channels * height * width, true, true);
+    projection.norm_after = 1;
+    read(node, expected_channels * height * width, true);
   }
   int64_t channels(const Shape& shape) const override { return shape[1]; }
   Shape output_shape(const Shape& shape) const override {
@@ -253,20 +254,18 @@ struct Merge : Projected {
     projection.dtype = node.dtype();
     expected_channels = node.whole();
     projection.outputs = node.whole();
-    norm_after = static_cast<int32_t>(node.whole(0, 1));
+    projection.norm_after = static_cast<int32_t>(node.whole(0, 1));
     projection.eps = node.number();
-    read(node, 4 * expected_channels, false, norm_after);
+    read(node, 4 * expected_channels, false);
   }
   Shape output_shape(const Shape& shape) const override {
     return {shape[0], (shape[1] + 1) / 2, (shape[2] + 1) / 2, projection.outputs};
   }
   int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
-    const swin_maps maps{x, shape[0], shape[1], shape[2], shape[3], norm_after};
+    const swin_maps maps{x, shape[0], shape[1], shape[2], shape[3]};
     const swin_projection of_call = with(threads);
     return swin_merge_forward(&maps, &of_call, y);
   }
-
-  int32_t norm_after;
 };
 
 struct OutputNorm : swin_operator {

@@ -257,7 +257,7 @@ struct BlockCall : Call {
     const int64_t C = b.channels, D = b.hidden, outputs[] = {product({3, C}), C, D, C}, inputs[] = {C, C, C, D};
     const char* const names[] = {"qkv", "proj", "fc1", "fc2"};
     for (int i = 0; i < SWIN_LINEARS; i++)
-      field(b.linear[i], names[i], bytes_of_packed(b.dtype, outputs[i], inputs[i]), 1, false, true, 4);
+      field(b.weight[i], names[i], bytes_of_packed(b.dtype, outputs[i], inputs[i]), 1, false, true, 4);
     for (int i = 0; i < SWIN_LINEARS; i++) field(b.bias[i], "a bias", outputs[i], 4, false, false);
     for (const float** norm :
          {&b.norm1_weight, &b.norm1_bias, &b.norm2_weight, &b.norm2_bias, &b.norm3_weight, &b.norm3_bias})
@@ -292,7 +292,7 @@ void fuzz_block(bool backward) {
     return judge(call, swin_block_forward(&b, x, y, saved, groups));
   }
   // A backward pass reads the values of a forward pass.
-  if (saved && status == SWIN_OK && call.numbers() && x && b.linear[0]) {
+  if (saved && status == SWIN_OK && call.numbers() && x && b.weight[0]) {
     std::vector<float> out(call.numbers());
     if (swin_block_forward(&b, x, out.data(), saved, groups)) saved = nullptr;
   }
@@ -304,7 +304,7 @@ void fuzz_block(bool backward) {
   for (int i = 0; i < SWIN_LINEARS; i++) {
     call.field(transposed[i], "a transposed weight", bytes_of_packed(b.dtype, inputs[i], outputs[i]), 1, false, true,
                4);
-    call.field(g.linear[i], "a weight's gradient", product({outputs[i], inputs[i]}), 4, true);
+    call.field(g.weight[i], "a weight's gradient", product({outputs[i], inputs[i]}), 4, true);
     call.field(g.bias[i], "a bias's gradient", outputs[i], 4, true);
   }
   for (float** norm : {&g.norm1_weight, &g.norm1_bias, &g.norm2_weight, &g.norm2_bias, &g.norm3_weight, &g.norm3_bias})
@@ -323,10 +323,10 @@ void fuzz_projection(BlockCall& call, int64_t K, int64_t inputs, int64_t tokens,
                      const Forward& forward, const Backward& compute_backward) {
   swin_projection p{};
   p.dtype = any_dtype(), p.threads = static_cast<int32_t>(draw(1, 3)), p.outputs = 2 * draw(1, 60);
-  p.has_norm = chance(0.5), p.eps = chance(0.9) ? 1e-5f : any_float();
+  p.has_norm = chance(0.5), p.norm_after = norm_after, p.eps = chance(0.9) ? 1e-5f : any_float();
   if (chance(0.3)) change(call, &p.dtype, &p.threads, &p.outputs);
   const int64_t N = p.outputs, normed = norm_after ? N : K;
-  call.field(p.linear, "the weight", bytes_of_packed(p.dtype, N, K), 1, false, true, 4);
+  call.field(p.weight, "the weight", bytes_of_packed(p.dtype, N, K), 1, false, true, 4);
   call.field(p.bias, "bias", N, 4, false, false);
   if (p.has_norm) {
     call.field(p.norm_weight, "the norm's weight", normed, 4, false, false);
@@ -346,7 +346,7 @@ void fuzz_projection(BlockCall& call, int64_t K, int64_t inputs, int64_t tokens,
     call.field(transposed, "the transposed weight", bytes_of_packed(p.dtype, K, N), 1, false, true, 4);
     call.field(g.x, "x's gradient", inputs, 4, true);
   }
-  call.field(g.linear, "the weight's gradient", product({N, K}), 4, true);
+  call.field(g.weight, "the weight's gradient", product({N, K}), 4, true);
   call.field(g.bias, "the bias's gradient", N, 4, true);
   if (p.has_norm) {
     call.field(g.norm_weight, "the norm's weight's gradient", normed, 4, true);
@@ -397,13 +397,12 @@ void fuzz_merge(bool backward) {
   ProjectionCall call(backward ? "swin_merge_backward" : "swin_merge_forward");
   swin_maps of{};
   of.batch = draw(0, 2), of.height = draw(1, 15), of.width = draw(1, 15), of.channels = draw(1, 40);
-  of.norm_after = chance(0.5);
   change(call, &of.batch, &of.height, &of.width, &of.channels);
   const int64_t numbers = product({of.batch, of.height, of.width, of.channels});
   call.field(of.x, "the map", numbers);
   fuzz_projection(
       call, product({4, of.channels}), numbers, product({of.batch, parts(of.height, 2), parts(of.width, 2)}),
-      of.norm_after, backward, [&](const auto& p, float* y) { return swin_merge_forward(&of, &p, y); },
+      chance(0.5), backward, [&](const auto& p, float* y) { return swin_merge_forward(&of, &p, y); },
       [&](const auto& p, const void* t, const float* g, const auto* to) {
         return swin_merge_backward(&of, &p, t, g, to);
       });

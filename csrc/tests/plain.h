@@ -187,10 +187,10 @@ struct ProjectionTensors {
 };
 
 template <class X>
-Numbers<X> plain_projection(const swin_projection& p, const ProjectionTensors<X>& t, Numbers<X> row, bool norm_after) {
-  if (p.has_norm && !norm_after) row = layer_norm(row, t.norm_weight, t.norm_bias, p.eps);
+Numbers<X> plain_projection(const swin_projection& p, const ProjectionTensors<X>& t, Numbers<X> row) {
+  if (p.has_norm && !p.norm_after) row = layer_norm(row, t.norm_weight, t.norm_bias, p.eps);
   row = linear(row, t.linear, t.bias);
-  if (p.has_norm && norm_after) row = layer_norm(row, t.norm_weight, t.norm_bias, p.eps);
+  if (p.has_norm && p.norm_after) row = layer_norm(row, t.norm_weight, t.norm_bias, p.eps);
   return row;
 }
 
@@ -208,7 +208,7 @@ Numbers<X> plain_embed(const swin_images& of, const swin_projection& p, const Pr
               patch.push_back(r < of.height && s < of.width
                                   ? t.x[((image * of.channels + c) * of.height + r) * of.width + s]
                                   : X(0));
-        const Numbers<X> token = plain_projection(p, t, patch, true);
+        const Numbers<X> token = plain_projection(p, t, patch);
         y.insert(y.end(), token.begin(), token.end());
       }
   return y;
@@ -227,7 +227,7 @@ Numbers<X> plain_merge(const swin_maps& of, const swin_projection& p, const Proj
               row.push_back(r < of.height && s < of.width
                                 ? t.x[((image * of.height + r) * of.width + s) * of.channels + c]
                                 : X(0));
-        const Numbers<X> token = plain_projection(p, t, row, of.norm_after);
+        const Numbers<X> token = plain_projection(p, t, row);
         y.insert(y.end(), token.begin(), token.end());
       }
   return y;

@@ -212,7 +212,7 @@ struct BlockNumbers {
       straight[i] = packed(b.dtype, of.linear[i], outputs, inputs, i == SWIN_QKV ? C / c.heads : 1, false);
       if (b.dtype != SWIN_INT8)
         transposed[i] = packed(b.dtype, of.linear[i], outputs, inputs, i == SWIN_PROJ ? C / c.heads : 1, true);
-      b.linear[i] = straight[i].data();
+      b.weight[i] = straight[i].data();
       if (c.vectors || (c.v2 && i == SWIN_QKV)) of.bias[i] = random_numbers(outputs, 0.3f);
       b.bias[i] = or_null(of.bias[i]);
     }
@@ -264,7 +264,7 @@ void backward_of(const swin_block& b, const BlockNumbers& numbers, const Numbers
     transposed[i] = numbers.transposed[i].data();
     to.linear[i].resize(numbers.of.linear[i].size());
     to.bias[i].resize(i == SWIN_QKV ? 3 * C : i == SWIN_FC1 ? b.hidden : C);
-    g.linear[i] = to.linear[i].data(), g.bias[i] = to.bias[i].data();
+    g.weight[i] = to.linear[i].data(), g.bias[i] = to.bias[i].data();
   }
   float** const norms[3][2] = {
       {&g.norm1_weight, &g.norm1_bias}, {&g.norm2_weight, &g.norm2_bias}, {&g.norm3_weight, &g.norm3_bias}};
@@ -343,8 +343,9 @@ struct ProjectionNumbers {
     if (norm) of.norm_bias = random_numbers(norm_after ? N : K, 0.1f);
     straight = packed(dtype, of.linear, N, K, 1, false);
     if (dtype != SWIN_INT8) transposed = packed(dtype, of.linear, N, K, 1, true);
-    p.dtype = dtype, p.outputs = N, p.linear = straight.data(), p.bias = or_null(of.bias);
-    p.has_norm = norm, p.eps = 1e-5f, p.norm_weight = or_null(of.norm_weight), p.norm_bias = or_null(of.norm_bias);
+    p.dtype = dtype, p.outputs = N, p.weight = straight.data(), p.bias = or_null(of.bias);
+    p.has_norm = norm, p.norm_after = norm_after, p.eps = 1e-5f, p.norm_weight = or_null(of.norm_weight),
+    p.norm_bias = or_null(of.norm_bias);
   }
   template <class X>
   ProjectionTensors<X> tensors() const {
@@ -425,7 +426,7 @@ void test_embed(int32_t dtype, int64_t channels, int64_t height, int64_t width, 
 void test_merge(int32_t dtype, int64_t height, int64_t width, int64_t C, int64_t N, bool norm, bool norm_after) {
   doing = "neighbours of " + std::to_string(C) + " to " + std::to_string(N) + doing;
   ProjectionNumbers numbers(dtype, N, 4 * C, 2 * height * width * C, norm, norm_after, false);
-  const swin_maps maps{numbers.of.x.data(), 2, height, width, C, norm_after};
+  const swin_maps maps{numbers.of.x.data(), 2, height, width, C};
   test_projection(
       numbers, N * C < 6000, [&](const auto& p, float* y) { return swin_merge_forward(&maps, &p, y); },
       [&](const auto& p, const void* transposed, const float* grad_y, const auto* g) {

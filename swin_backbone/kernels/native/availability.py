@@ -108,7 +108,7 @@ def _is_gemm_correct(dtype: torch.dtype) -> bool:
         patch_height=16, patch_width=16,
     )  # fmt: skip
     projection = ProjectionStruct(
-        dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, linear=panels.data_ptr()
+        dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, weight=panels.data_ptr()
     )
     get_libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)

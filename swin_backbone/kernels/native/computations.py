@@ -81,7 +81,7 @@ class BlockWeights(NamedTuple):
         """Return the tensors, or what else is in their places, by field of `swin_block` and `swin_block_gradients`."""
         norms = dict(zip(self._fields[8:14], self[8:14]))
         others = dict(position_bias=self.position_bias_hNN, cosine_scale=self.cosine_scale_h)
-        return dict(linear=self[:4], bias=self[4:8], **norms, **others)
+        return dict(weight=self[:4], bias=self[4:8], **norms, **others)
 
 
 class BlockSettings(NamedTuple):
@@ -337,7 +337,7 @@ class ProjectionComputation(NamedTuple):
         if self.is_merging:
             (B, H, W, C), (down, across) = shape, (2, 2)
             require_sizes('merge', self.dtype, *shape, N, self.has_gradients)
-            source: Any = MapsStruct(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
+            source: Any = MapsStruct(batch=B, height=H, width=W, channels=C)
         else:
             (B, C, H, W), (down, across) = shape, patch
             require_sizes('embed', self.dtype, *shape, down, across, N, self.has_gradients)
@@ -346,7 +346,7 @@ class ProjectionComputation(NamedTuple):
         packed = make_once(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
         projection = ProjectionStruct(
             dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(), outputs=N,
-            has_norm=self.eps is not None, eps=self.eps or 0.0, **packed.addresses,
+            has_norm=self.eps is not None, norm_after=self.post_norm, eps=self.eps or 0.0, **packed.addresses,
         )  # fmt: skip
         projection.memory = packed.tensors
         return PreparedProjection(source, projection, (B, -(-H // down), -(-W // across), N))
@@ -363,7 +363,7 @@ class ProjectionComputation(NamedTuple):
             for copy, tensor in zip((Tensor.clone, copy_norm, copy_norm), (bias, *norm))
         ]
         addresses = {name: require_address(name, tensor) for name, tensor in zip(PROJECTION_VECTORS, vectors)}
-        addresses['linear'] = require_address('packed weight', panels, dtype=panels.dtype)
+        addresses['weight'] = require_address('packed weight', panels, dtype=panels.dtype)
         return Packed([panels, *vectors], addresses)
 
     def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:

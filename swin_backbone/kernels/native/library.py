@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dt
 # instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32.
 GEMM_DTYPES = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
 PADDING_ATTENDED, PADDING_MASKED, PADDING_AFTER_ROLL = range(3)  # in the order of `swin_padding`
-VERSION = 10  # SWIN_VERSION of csrc/swin.h
+VERSION = 11  # SWIN_VERSION of csrc/swin.h
 FILE_NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(FILE_NAME)
 
@@ -38,7 +38,7 @@ class BlockStruct(ctypes.Structure):
     _fields_ = [
         *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
         *_fields(i64='window_height window_width shift_height shift_width', i32='padding has_norm3'),
-        *_fields(f32='scale eps1 eps2 eps3', p4='linear bias'),
+        *_fields(f32='scale eps1 eps2 eps3', p4='weight bias'),
         *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
         *_fields(p='position_bias cosine_scale drop_path'),
     ]
@@ -48,7 +48,7 @@ class BlockGradientsStruct(ctypes.Structure):
     """`swin_block_gradients`."""
 
     _fields_ = [
-        *_fields(p='x', p4='linear bias'),
+        *_fields(p='x', p4='weight bias'),
         *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
         *_fields(p='position_bias cosine_scale'),
     ]
@@ -59,15 +59,15 @@ class ProjectionStruct(ctypes.Structure):
 
     memory: Any  # as in `BlockStruct`
     _fields_ = [
-        *_fields(i32='dtype threads', i64='outputs', p='linear bias'),
-        *_fields(i32='has_norm', f32='eps', p='norm_weight norm_bias'),
+        *_fields(i32='dtype threads', i64='outputs', p='weight bias'),
+        *_fields(i32='has_norm norm_after', f32='eps', p='norm_weight norm_bias'),
     ]
 
 
 class ProjectionGradientsStruct(ctypes.Structure):
     """`swin_projection_gradients`."""
 
-    _fields_ = _fields(p='x linear bias norm_weight norm_bias')
+    _fields_ = _fields(p='x weight bias norm_weight norm_bias')
 
 
 class ImagesStruct(ctypes.Structure):
@@ -82,7 +82,7 @@ class ImagesStruct(ctypes.Structure):
 class MapsStruct(ctypes.Structure):
     """`swin_maps`."""
 
-    _fields_ = _fields(p='x', i64='batch height width channels', i32='norm_after')
+    _fields_ = _fields(p='x', i64='batch height width channels')
 
 
 class ConvolutionStruct(ctypes.Structure):

@@ -43,8 +43,8 @@ def block(threads, dtype, B, H, W, C, D, h, Wh, Ww, down, right):
     return complaint('block_forward', byref(described), HERE, HERE, None, 0)
 
 
-def projection(threads, dtype, N):
-    return c.ProjectionStruct(DTYPES.index(dtype), threads, N, HERE, None, True, 1e-5, None, None)
+def projection(threads, dtype, N, norm_after):
+    return c.ProjectionStruct(DTYPES.index(dtype), threads, N, HERE, None, True, norm_after, 1e-5, None, None)
 
 
 def gradients(function, places, projected, has_gradients):
@@ -57,11 +57,12 @@ def gradients(function, places, projected, has_gradients):
 
 def embed(threads, dtype, B, C, H, W, patch_H, patch_W, N, has_gradients):
     places = c.ImagesStruct(HERE, B, C, H, W, (0, 0, 0, 0), patch_H, patch_W)
-    return gradients('embed', places, projection(threads, dtype, N), has_gradients)
+    return gradients('embed', places, projection(threads, dtype, N, True), has_gradients)
 
 
 def merge(threads, dtype, B, H, W, C, N, has_gradients):
-    return gradients('merge', c.MapsStruct(HERE, B, H, W, C, 0), projection(threads, dtype, N), has_gradients)
+    places = c.MapsStruct(HERE, B, H, W, C)
+    return gradients('merge', places, projection(threads, dtype, N, False), has_gradients)
 
 
 def output_norm(threads, B, area, C):
