@@ -98,6 +98,7 @@ const IsaFunctions& check_block(const swin_block* block, Arrays& arrays) {
   require_within("a shift", b.shift_height, 0, b.window_height - 1);
   require_within("a shift", b.shift_width, 0, b.window_width - 1);
   require_within("padding", b.padding, 0, SWIN_PADDINGS - 1);
+  if (b.has_norm3 && !b.cosine_scale) fail(SWIN_INVALID, "has_norm3 must be 0 without a cosine_scale, as of V1");
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
     arrays.read(LINEAR_NAMES[i], b.weight[i], packed_numbers(isa, b.dtype, N, K));

@@ -264,6 +264,7 @@ struct BlockCall : Call {
       field(*norm, "a norm", C, 4, false, false);
     field(b.position_bias, "position_bias", places());
     field(b.cosine_scale, "cosine_scale", b.heads, 4, false, false);
+    wrong = wrong || (b.has_norm3 && !b.cosine_scale);
     field(b.drop_path, "drop_path", product({2, b.batch}), 4, false, false);
   }
   int64_t places() const {

@@ -326,6 +326,10 @@ void test_block(const BlockCase& c, int32_t dtype) {
     backward_of(b, numbers, grad_y, nullptr, 0, leaves, all);
     backward_of(b, numbers, grad_y, saved.begin(), groups, leaves, all);
   }
+  if (c.v2) return;
+  b.has_norm3 = 1;
+  Numbers<float> y(truth.size());
+  expect(swin_block_forward(&b, numbers.of.x.data(), y.data(), nullptr, 0) == SWIN_INVALID, "V1 has no third norm");
 }
 
 // --- Patches ---------------------------------------------------------------------------------------------------------
