@@ -151,7 +151,7 @@ class Model:
         for item in objects:
             item.pop('image_id', None)
         result = None if labels_png else json.dumps(objects)
-        return dict(height=frame.size[0], width=frame.size[1], result=result, labels=labels_png)
+        return dict(height=frame.original_size[0], width=frame.original_size[1], result=result, labels=labels_png)
 
 
 if __name__ == '__main__':

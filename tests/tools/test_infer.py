@@ -176,7 +176,7 @@ def inference_of(out, **changes):
         model=None,
         meta=dict(classes=('a',)),
         load=media.read_picture,
-        describe_reduction=lambda _: '',
+        describe_dropped_bits=lambda _: '',
         preprocess=lambda _: {},
         predict=lambda prepared: [DetDataSample() for _ in prepared],
         draw=lambda frame, *_: frame.pixels,

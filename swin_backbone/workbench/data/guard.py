@@ -21,12 +21,12 @@ from ...openmmlab.errors import Faults, describe_error
 from .annotations import find_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import iter_base_datasets
-from .load_picture import find_load_function, find_loader, is_reducing
+from .load_picture import drops_bits, find_load_function, find_loader
 from .masks import SHORT_POLYGON, find_mask_faults
-from .media import SKIP_HINT, check_not_truncated, describe_reduction, read_picture, read_picture_size
+from .media import SKIP_HINT, check_not_truncated, describe_dropped_bits, read_picture, read_picture_size
 
 # Kinds of notes
-REDUCED_BITS = 'pictures of more bits or bands than are loaded'
+DROPPED_BITS = 'pictures of more bits or bands than are loaded'
 OTHER_SIZE = 'pictures of another size than their annotations say'
 
 
@@ -65,8 +65,8 @@ class GuardedPipeline:
         self.are_stated_masks_checked = self.is_local and bool(find_format(type(dataset)))
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load = find_load_function(dataset)
-        self.is_reducing = is_reducing(find_loader(dataset))
-        self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (REDUCED_BITS, OTHER_SIZE)}
+        self.is_dropping_bits = drops_bits(find_loader(dataset))
+        self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (DROPPED_BITS, OTHER_SIZE)}
 
     def install(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
@@ -84,8 +84,8 @@ class GuardedPipeline:
         try:
             if self.is_local and source.get('img_path'):
                 check_not_truncated(Path(source['img_path']))
-                if self.is_reducing and not self.noted[REDUCED_BITS]:
-                    self._note(REDUCED_BITS, describe_reduction(Path(source['img_path'])))
+                if self.is_dropping_bits and not self.noted[DROPPED_BITS]:
+                    self._note(DROPPED_BITS, describe_dropped_bits(Path(source['img_path'])))
             if self.is_local and source.get('seg_map_path'):
                 require_file(source['seg_map_path'])
             return self._transform(item)

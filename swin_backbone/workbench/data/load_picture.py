@@ -107,7 +107,7 @@ def find_load_function(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
     return step.read if isinstance(step, LoadPicture) else read_picture
 
 
-def is_reducing(step: Any) -> bool:
+def drops_bits(step: Any) -> bool:
     """Return whether a step loads the upper 8 bits of a picture, and no more bands than colours have."""
     return getattr(step, 'color_type', 'unchanged') != 'unchanged' and step.imdecode_backend != 'tifffile'
 

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 from ...checks import require_file
 from ...outputs import RESULTS_MARK
 from ...whole_files import make_temporary_name, write_whole_by
-from .rasters import UPPER_8, describe_tiff, is_tiff, may_be_reduced, read_tiff, read_tiff_size, read_tiff_tags
+from .rasters import UPPER_8, describe_tiff, is_tiff, may_drop_bits, read_tiff, read_tiff_size, read_tiff_tags
 
 PICTURE_SUFFIXES = (
     *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.avif', '.gif', '.tif', '.tiff', '.jp2'),
@@ -44,7 +44,7 @@ class Medium(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A picture or a frame of a video: pixels, maybe reduced, and the size of the original.
+    """A picture or a frame of a video: pixels, maybe reduced to fewer, and the size of the original.
 
     Pixels are BGR, (H, W, 3) uint8, or what the loader of a config makes of a picture: (H, W) or (H, W, C).
     """
@@ -52,7 +52,7 @@ class Frame(NamedTuple):
     medium: Medium
     number: int  # in the video; 0 for a picture
     pixels: NDArray[Any]
-    size: tuple[int, int]  # height and width before a reduction
+    original_size: tuple[int, int]  # height and width before a reduction
 
     @property
     def name(self) -> str:
@@ -224,7 +224,7 @@ def decode_picture(encoded: bytes, name: str) -> NDArray[Any]:
     return pixels
 
 
-def describe_reduction(path: Path) -> str:
+def describe_dropped_bits(path: Path) -> str:
     """Return a sentence on bits and bands of a PNG or TIFF that 8-bit colours leave out; '' for none.
 
     An unreadable file has no note: its loader raises the error.
@@ -234,7 +234,7 @@ def describe_reduction(path: Path) -> str:
         if is_tiff(first_bytes):
             file.seek(0)
             with suppress(OSError):
-                return describe_tiff(path.read_bytes(), str(path)) if may_be_reduced(read_tiff_tags(file)) else ''
+                return describe_tiff(path.read_bytes(), str(path)) if may_drop_bits(read_tiff_tags(file)) else ''
             return ''
     if not (first_bytes.startswith(b'\x89PNG') and len(first_bytes) == 26 and first_bytes[24] > 8):
         return ''

@@ -123,7 +123,7 @@ def read_tiff_size(tags: Mapping[int, Any], name: str) -> tuple[int, int]:
     return (width, height) if is_transposed else (height, width)
 
 
-def may_be_reduced(tags: Mapping[int, Any]) -> bool:
+def may_drop_bits(tags: Mapping[int, Any]) -> bool:
     """Return whether 8-bit colours may leave out bits or bands of a TIFF, also of one whose tags are unknown."""
     bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 1 if tags else 16))
     return bool(bits.max() > 8) or tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) not in (1, RGB)

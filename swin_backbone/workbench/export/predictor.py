@@ -24,7 +24,7 @@ from ...sizes import Size
 from ..configs.check import compare_classes, find_class_names
 from ..configs.data_parts import list_dataset_configs, require_data
 from ..configs.published import set_load_from
-from ..data.load_picture import LoadPicture, is_reducing
+from ..data.load_picture import LoadPicture, drops_bits
 from ..data.media import Frame, check_not_truncated
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import Predictor, add_background
@@ -64,7 +64,7 @@ class ExportedPredictor(Predictor):
         info = self.model.info
         self.scope = find_scope(info)
         self.loading_step = LoadPicture(**info['preprocessing'].get('load', {}))
-        self.is_reducing = is_reducing(self.loading_step)
+        self.is_dropping_bits = drops_bits(self.loading_step)
         stored = info.get('score_thr')
         self.score_thr = SCORE_THR if stored is None else stored
         palette = info.get('palette') or distinct_colours(len(self.model.classes))

@@ -56,7 +56,7 @@ class Inference:
         self.unreadable: set[Medium] = set()
         self.failed: dict[Medium, int] = {}
         self.is_stopped = False
-        self.has_noted_reduction = False  # of bits and bands: all pictures have one line
+        self.has_noted_dropped_bits = False  # all pictures have one line
 
     def run(self, media: Sequence[Medium]) -> None:
         """Predict for all media."""
@@ -92,12 +92,12 @@ class Inference:
             num_done = 0
             try:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
-                    if not num_done and frame.size != frame.pixels.shape[:2]:
-                        (height, width), seen = frame.size, frame.pixels.shape
+                    if not num_done and frame.original_size != frame.pixels.shape[:2]:
+                        (height, width), seen = frame.original_size, frame.pixels.shape
                         note = f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}'
                         self.print_line(f'{medium.path}: {note}; --max-pixels takes more', 'yellow')
-                    if not (medium.is_video or self.has_noted_reduction):
-                        self.note_reduction(medium)
+                    if not (medium.is_video or self.has_noted_dropped_bits):
+                        self.note_dropped_bits(medium)
                     try:
                         prepared = self.predictor.preprocess(frame)
                     except ValueError as error:
@@ -113,10 +113,10 @@ class Inference:
                 self.unreadable.add(medium)
                 self.leave_out(medium, num_done, describe_error(error))
 
-    def note_reduction(self, medium: Medium) -> None:
-        """Print the note on a picture whose bits or bands `Predictor.load` leaves out."""
-        note = self.predictor.describe_reduction(medium.path)
-        self.has_noted_reduction = bool(note)
+    def note_dropped_bits(self, medium: Medium) -> None:
+        """Print the note on a picture whose bits or bands `Predictor.load` drops."""
+        note = self.predictor.describe_dropped_bits(medium.path)
+        self.has_noted_dropped_bits = bool(note)
         if note:
             self.print_line(note, 'yellow')
 

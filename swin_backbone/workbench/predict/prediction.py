@@ -63,7 +63,7 @@ class Prediction:
         self.category_ids = find_category_ids(predictor) if ids is None else ids.categories
         self.image_id: Optional[int] = None if ids is None or path is None else ids.find_id(Path(path))
         self._predictor = predictor
-        self._size, self._shape = frame.size, frame.pixels.shape  # of the original, and of the pixels, maybe reduced
+        self._size, self._shape = frame.original_size, frame.pixels.shape  # the shape may be reduced
         self._frame = frame if path is None or frame.medium.is_video else None  # None: `draw` reads `path` again
         self.boxes: NDArray[Any] = np.zeros((0, 4), np.float32)
         self.scores: NDArray[Any] = np.zeros(0, np.float32)

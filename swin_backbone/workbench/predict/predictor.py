@@ -28,8 +28,8 @@ from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...sizes import Size
 from ..configs.check import compare_classes
 from ..configs.data_parts import find_tested_dataset
-from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
-from ..data.media import Frame, check_not_truncated, convert_to_bgr, describe_reduction, make_frame
+from ..data.load_picture import OURS, LoadPicture, drops_bits, loads_annotations, loads_picture, use_load_picture
+from ..data.media import Frame, check_not_truncated, convert_to_bgr, describe_dropped_bits, make_frame
 from ..pictures.attention import find_backbone, list_strides
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, read_dataset_meta
@@ -57,7 +57,7 @@ class Predictor:
         pipeline: the test pipeline for frames, whose pixels are in memory.
         loading_step: the first step of `pipeline`, which converts the colours of a frame's pixels. `load` reads a file
             by the loading steps of the test pipeline.
-        is_reducing: whether `load` leaves out bits above 8 and bands above 3.
+        is_dropping_bits: whether `load` leaves out bits above 8 and bands above 3.
         score_thr: lowest score of an object: 0.3, or the one that a folder was exported with.
 
     Raises:
@@ -93,7 +93,7 @@ class Predictor:
                 accelerate(self.model, precision=precision)
             file_steps, pixel_steps = _split_pipeline(cfg)
             self._file_pipeline = Compose(file_steps)
-            self.is_reducing = any(map(is_reducing, self._file_pipeline.transforms))
+            self.is_dropping_bits = any(map(drops_bits, self._file_pipeline.transforms))
             step = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
             self.pipeline = Compose([step, *pixel_steps])
             self.loading_step: LoadPicture = self.pipeline.transforms[0]
@@ -131,9 +131,9 @@ class Predictor:
         pixels: NDArray[Any] = item['img']
         return pixels
 
-    def describe_reduction(self, path: Path) -> str:
+    def describe_dropped_bits(self, path: Path) -> str:
         """Return a sentence on bits and bands of a file that `load` leaves out; '' for none."""
-        return describe_reduction(path) if self.is_reducing else ''
+        return describe_dropped_bits(path) if self.is_dropping_bits else ''
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return a frame as input of the model.
@@ -147,7 +147,7 @@ class Predictor:
                 prepared: dict[str, Any] = self.pipeline(item)
                 return prepared
         except Exception as error:
-            height, width = frame.size
+            height, width = frame.original_size
             raise ValueError(
                 f'{frame.medium.path} of {width}x{height} pixels is no input for the test pipeline: {error}'
             ) from error

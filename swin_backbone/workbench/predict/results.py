@@ -129,7 +129,7 @@ class ResultsWriter:
             OSError: if a file cannot be written.
         """
         overlay = self.predictor.draw(frame, sample, self.score_thr)
-        height, width = frame.size
+        height, width = frame.original_size
         image_id = len(self.images) + 1 if self.ids is None else self.ids.find_id(frame.medium.path)
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
         # None: the frame at hand is drawn, its file is not read again

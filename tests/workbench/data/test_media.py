@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from swin_backbone.workbench.data.media import describe_reduction, read_picture, read_picture_size
+from swin_backbone.workbench.data.media import describe_dropped_bits, read_picture, read_picture_size
 
 ORIENTATION = ExifTags.Base.Orientation
 PIXELS = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
@@ -75,10 +75,10 @@ def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path
 def test_what_is_used_of_16_bits_is_said(suffix, pixels, note, tmp_path, record_fault):
     path = tmp_path / f'a{suffix}'
     cv2.imwrite(str(path), pixels)
-    assert note in describe_reduction(path)
-    assert bool(describe_reduction(path)) == bool(note)
+    assert note in describe_dropped_bits(path)
+    assert bool(describe_dropped_bits(path)) == bool(note)
     if note:
-        assert describe_reduction(path).endswith(f'{read_picture(path).max()} of 255')
+        assert describe_dropped_bits(path).endswith(f'{read_picture(path).max()} of 255')
     record_fault('bad_data')
 
 

@@ -24,7 +24,7 @@ from swin_backbone.workbench.data.load_picture import LoadPicture, loads_annotat
 from swin_backbone.workbench.data.media import (
     Frame,
     Medium,
-    describe_reduction,
+    describe_dropped_bits,
     find_media,
     read_frames,
     read_picture,
@@ -112,7 +112,7 @@ def test_bands_stay_bands_on_all_ways(writer, dtype, number, predictor, tmp_path
                 np.testing.assert_array_equal(pixels, wanted, f'{path.name} by {way}')
             assert read_picture_size(path) == (H, W)
             assert explain_unreadable(dict(img_path=str(path))) is None
-            notes = describe_reduction(path), ''.join(open_picture(path).notes)
+            notes = describe_dropped_bits(path), ''.join(open_picture(path).notes)
             for words, is_said in (('16 bits a channel', dtype == np.uint16), ('channels', number in (2, 4))):
                 assert all((words in note) == is_said for note in notes), (path.name, notes)
             with monkeypatch.context() as patch:
@@ -272,10 +272,10 @@ def test_inference_loads_as_the_test_pipeline_does(tmp_path, name):
     (frame,) = read_frames(medium, load=predictor.load)
     wanted = LoadImageFromFile(**SETTINGS[name]).transform(dict(img_path=str(tmp_path / 'a.jpg')))
     np.testing.assert_array_equal(frame.pixels, wanted['img'])
-    assert frame.size == wanted['ori_shape']
+    assert frame.original_size == wanted['ori_shape']
     inputs = predictor.preprocess(frame)['inputs']
     assert inputs.shape[0] == (1 if name == 'grey' else 3)
-    assert predictor.predict([predictor.preprocess(frame)])[0].pred_sem_seg.shape == frame.size
+    assert predictor.predict([predictor.preprocess(frame)])[0].pred_sem_seg.shape == frame.original_size
     video = Frame(Medium(tmp_path / 'a.mp4', 'a', True), 0, read_picture(tmp_path / 'a.jpg'), (96, 64))
     assert predictor.preprocess(video)['inputs'].shape[0] == inputs.shape[0]
 
