@@ -20,8 +20,8 @@ from swin_backbone.silence import silent
 from swin_backbone.workbench.data.media import read_picture
 from swin_backbone.workbench.data.seeds import preserve_rng_state, seed_rng
 from swin_backbone.workbench.export.formats import quiet
-from swin_backbone.workbench.resume import loading
 from swin_backbone.workbench.runner.safe_runner import SafeRunner
+from swin_backbone.workbench.weights import loading
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from .hugging_face import INDEX_SUFFIX, read_shards
 START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
 NUMBER_KINDS = 'biufc'  # kinds of numpy's dtypes
-_original_load = torch.load  # workbench/resume/loading.py puts another function in its place
+_original_load = torch.load  # workbench/weights/loading.py puts another function in its place
 _trusted: ContextVar[bool] = ContextVar('trusted', default=False)  # each thread has its own
 
 

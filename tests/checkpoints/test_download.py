@@ -272,7 +272,7 @@ def through_mmengine(prefix):
     def load(url):
         from mmengine.runner import CheckpointLoader, checkpoint
 
-        from swin_backbone.workbench.resume.loading import install_checkpoint_loaders
+        from swin_backbone.workbench.weights.loading import install_checkpoint_loaders
 
         with pytest.MonkeyPatch.context() as patch:
             for models in ('get_external_models', 'get_mmcls_models', 'get_torchvision_models'):
@@ -284,7 +284,7 @@ def through_mmengine(prefix):
 
 
 def load_from(url):
-    from swin_backbone.workbench.resume.loading import load_from_file_or_address
+    from swin_backbone.workbench.weights.loading import load_from_file_or_address
 
     load_from_file_or_address(url)
 

@@ -29,8 +29,8 @@ from ..data.media import Frame, check_not_truncated
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import Predictor, add_background
 from ..predict.thresholds import SCORE_THR
-from ..resume.completeness import compare_names
 from ..runner.build import build_runner
+from ..weights.completeness import compare_names
 from .picture import load_bands
 from .runtime import MANIFEST, Result, RuntimeModel, RuntimeProblem, resized_size
 

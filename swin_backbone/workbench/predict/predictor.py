@@ -32,9 +32,9 @@ from ..data.load_picture import OURS, LoadPicture, drops_bits, loads_annotations
 from ..data.media import Frame, check_not_truncated, convert_to_bgr, describe_dropped_bits, make_frame
 from ..pictures.attention import find_backbone, list_strides
 from ..pictures.colours import distinct_colours
-from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, read_dataset_meta
-from ..resume.loading import install_checkpoint_loaders, load_from_file_or_address
 from ..runner.predict_by_shape import predict_by_shape
+from ..weights.completeness import ALLOW_MISSING, adapt_checkpoint, read_dataset_meta
+from ..weights.loading import install_checkpoint_loaders, load_from_file_or_address
 from .thresholds import SCORE_THR, ScoreThr, list_thresholds
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...checkpoints.errors import CheckpointError
 from ...openmmlab.errors import describe_error
-from .completeness import as_mapping, read_dataset_meta
+from ..weights.completeness import as_mapping, read_dataset_meta
 from .loops import ResumableEpochLoop, ResumableIterLoop
 from .optimizer_state import load_optimizer, step_schedulers
 

@@ -20,7 +20,7 @@ from ...options import Options
 from ...outputs import mark_folder
 from ..configs.check import check_classes
 from ..data.datasets import BuiltDatasets
-from ..resume.loading import install_checkpoint_loaders
+from ..weights.loading import install_checkpoint_loaders
 from .compile import compile_model
 from .launchers import is_lost_peer, set_ranks_from_slurm
 from .safe_runner import RunSettings, SafeRunner, make_runner_class

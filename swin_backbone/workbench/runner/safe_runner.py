@@ -24,9 +24,9 @@ from ...whole_files import CANNOT_WRITE
 from ..data.dataset_warnings import iter_dataset_warnings
 from ..data.datasets import BuiltDatasets
 from ..data.guard import GuardHook, guard_dataset
+from ..resume.adapt_hook import AdaptCheckpointHook
 from ..resume.checkpoint_hook import WholeCheckpointHook, describe_last_checkpoint, find_checkpoint_hook
 from ..resume.latest import EPOCHS, find_newest_checkpoint
-from ..resume.loading import AdaptCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
 from .hooks.curves import CurvesHook
 from .hooks.estimate import EstimateHook
@@ -192,8 +192,8 @@ class SafeRunner(Runner):
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Continue from a checkpoint.
 
-        mmengine reads the file and calls `AdaptCheckpointHook.after_load_checkpoint` (resume/loading.py), which adapts
-        the weights and restores the position. mmengine then loads the weights, epoch and iteration.
+        mmengine reads the file and calls `AdaptCheckpointHook.after_load_checkpoint` (resume/adapt_hook.py), which
+        adapts the weights and restores the position. mmengine then loads the weights, epoch and iteration.
 
         Raises:
             CheckpointError: if the checkpoint does not fit. The run stays unchanged.

@@ -5,7 +5,7 @@ in the order of their registration: default hooks, hooks of the config, `SafeRun
 `run_loop`.
 
     HIGHEST    ValLossHook            val_loss.py                  add losses to the metrics of a validation
-    VERY_HIGH  AdaptCheckpointHook    resume/loading.py            adapt a loaded checkpoint, restore the position
+    VERY_HIGH  AdaptCheckpointHook    resume/adapt_hook.py         adapt a loaded checkpoint, restore the position
     VERY_HIGH  AccelerateHook         openmmlab/layers/            accelerate the model of a test, also in eight bits
     HIGH       NonFiniteGuardHook     nan_guard.py                 skip steps whose loss or gradient is not finite
     NORMAL     PredictByShapeHook     validation.py                predict the pictures of each shape in turn

@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope, init_default_scope
 
 from swin_backbone.checkpoints import CheckpointError
-from swin_backbone.workbench.resume.completeness import (
+from swin_backbone.workbench.weights.completeness import (
     ALLOW_MISSING,
     adapt_checkpoint,
     compare_names,

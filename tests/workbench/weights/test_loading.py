@@ -15,7 +15,7 @@ from mmengine.runner import CheckpointLoader
 
 from swin_backbone import SwinBackbone
 from swin_backbone.checkpoints import CheckpointError, trust_checkpoints
-from swin_backbone.workbench.resume import loading
+from swin_backbone.workbench.weights import loading
 
 
 @MODELS.register_module(force=True)
