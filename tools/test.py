@@ -50,7 +50,6 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.workbench.configs.published import find_weights
     from swin_backbone.workbench.job import open_test
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.launchers import read_rank
@@ -62,7 +61,7 @@ def main() -> None:
     # OSError: outputs move to their places when the stack ends
     with exit_with_message((OSError,), args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
-            checkpoint = args.checkpoint or find_weights(args.weights)
+            checkpoint = args.checkpoint or args.weights
             job = make_job(args)
             job.print_once(describe_unused_options(args, job.cfg.get('default_scope')))
             runner = stack.enter_context(open_test(job, checkpoint, outputs))

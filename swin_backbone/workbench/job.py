@@ -116,7 +116,8 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     """Yield the runner of a test, of a copy of `job.cfg`. Its outputs move to their places at the end.
 
     Args:
-        checkpoint: path or URL of the whole model, or an exported folder, with `device` and `threads` of the options.
+        checkpoint: path, URL or published name of the whole model, or an exported folder, with `device` and `threads`
+            of the options.
         outputs: what is drawn and written.
 
     Raises:
@@ -134,7 +135,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     else:
         _refuse_threads(options)
         _require_default_device(options, 'test')
-        set_load_from(cfg, checkpoint)
+        set_load_from(cfg, find_weights(checkpoint))
     require_data(cfg, ('test',))
     if options.amp:
         enable_amp_of_test(cfg, options.amp)
@@ -232,10 +233,10 @@ def open_exported(folder: str, options: Options) -> ExportedPredictor:
 
 
 def export(job: Job, checkpoint: str, out: Path, format: str = 'onnx', **settings: Any) -> dict[str, Any]:
-    """Write a folder that runs without torch. Arguments and errors: see `export.export.export_model`."""
+    """Write a folder that runs without torch. Arguments and errors: see `export_model`, and `find_weights`."""
     from .export.export import export_model
 
-    return export_model(job.cfg, checkpoint, out, format, unsafe_load=job.options.unsafe_load, **settings)
+    return export_model(job.cfg, find_weights(checkpoint), out, format, unsafe_load=job.options.unsafe_load, **settings)
 
 
 def _refuse_checkpoint_options(options: Options, folder: str) -> None:

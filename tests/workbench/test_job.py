@@ -25,12 +25,13 @@ from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import get_setting
 from swin_backbone.workbench.configs.published import find_weights, set_load_from
-from swin_backbone.workbench.export import predictor
+from swin_backbone.workbench.export import export, predictor
 from swin_backbone.workbench.predict.predictor import Predictor
 from swin_backbone.workbench.report import collect
 from swin_backbone.workbench.runner import build, prediction_outputs
 
 CONFIGS = ROOT / 'configs'
+ADDRESS = 'https://x/a.pth'
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 MASK_RCNN = str(CONFIGS / 'mask_rcnn' / f'{RECIPE}.py')
 FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
@@ -240,8 +241,19 @@ def test_a_test_needs_data_for_a_test(tmp_path):
     cfg.pop('test_dataloader')
     resolved = job.Job(cfg, Options(work_dir=tmp_path))
     outputs = prediction_outputs.OutputOptions(tta=True)
-    with pytest.raises(ValueError, match='no data set in test_dataloader'), job.open_test(resolved, 'a.pth', outputs):
+    with pytest.raises(ValueError, match='no data set in test_dataloader'), job.open_test(resolved, ADDRESS, outputs):
         pass
+
+
+def test_a_test_and_an_export_take_published_weights_by_name(monkeypatch):
+    """As a prediction and a training do."""
+    monkeypatch.setattr(job, 'require_data', lambda *_: None)
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_, **__: cfg)
+    monkeypatch.setattr(export, 'export_model', lambda _, checkpoint, *__, **___: checkpoint)
+    made = job.Job(MASK_RCNN)
+    with job.open_test(made, RECIPE) as cfg:
+        assert cfg.load_from == find_weights(RECIPE)
+    assert job.export(made, RECIPE, 'out') == find_weights(RECIPE)
 
 
 @pytest.mark.parametrize('amp', [None, 'bfloat16'])
@@ -252,7 +264,7 @@ def test_a_test_leaves_the_config_of_its_job(amp, monkeypatch):
     tested = job.Job(MASK_RCNN, Options(amp=amp))
     before, configs = tested.cfg.to_dict(), []
     for _ in range(2):
-        with job.open_test(tested, 'epoch_1.pth', prediction_outputs.OutputOptions(tta=True)) as cfg:
+        with job.open_test(tested, ADDRESS, prediction_outputs.OutputOptions(tta=True)) as cfg:
             configs.append(cfg.to_dict())
         assert tested.cfg.to_dict() == before
     assert configs[0] == configs[1] != before
@@ -268,7 +280,7 @@ def test_a_report_leaves_the_config_of_its_job(monkeypatch):
     cfg.test_evaluator = dict(type='VOCMetric')
     tested = job.Job(cfg)
     before = tested.cfg.to_dict()
-    job.report(tested, 'epoch_1.pth', 'report')
+    job.report(tested, ADDRESS, 'report')
     assert [metric['type'] for metric in reported[0].test_evaluator] == ['VOCMetric', 'CocoMetric']
     assert tested.cfg.to_dict() == before
 

@@ -66,9 +66,9 @@ def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):
     model = load(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', work_dir=tmp_path)
     with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):
         model.export(tmp_path)
-    model.checkpoint = 'a.pth'
+    model.checkpoint = 'https://x/a.pth'
     (cfg, *given), options = model.export(tmp_path, part='neck')
-    assert (cfg.model, *given) == (model.cfg.model, 'a.pth', tmp_path, 'onnx')
+    assert (cfg.model, *given) == (model.cfg.model, 'https://x/a.pth', tmp_path, 'onnx')
     assert options == dict(part='neck', unsafe_load=False)
     for name in ('amp', 'allow_missing'):
         loaded = load(ROOT / 'configs/demo/swin-nano_upernet_shapes.py', 'a.pth', work_dir=tmp_path, **{name: 'auto'})

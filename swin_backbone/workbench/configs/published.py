@@ -23,13 +23,14 @@ def find_weights(weights: str) -> str:
     """Return the path or URL of a checkpoint.
 
     Args:
-        weights: a URL, a file, or the name of a model with published weights: the file name of its config, without
-            `.py`. The metafiles of this package are searched first, then those of the installed toolboxes.
+        weights: a URL, a file, a folder of transformers, or the name of a model with published weights: the file name
+            of its config, without `.py`. The metafiles of this package are searched first, then those of the installed
+            toolboxes.
 
     Raises:
         ConfigError: (a ValueError) for any other text; the message has similar names.
     """
-    if '://' in weights or Path(weights).is_file():
+    if '://' in weights or Path(weights).expanduser().exists():
         return weights
     names: list[str] = []
     for package in (PACKAGE, *TOOLBOXES):

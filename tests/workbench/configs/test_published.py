@@ -30,9 +30,10 @@ def test_the_table_has_every_model(request):
     assert DOCS.read_text().partition(BEGIN)[2].partition(END)[0] == '\n' + table()
 
 
-def test_weights_are_a_file_an_address_or_a_name(tmp_path):
+def test_weights_are_a_file_an_address_or_a_name(tmp_path, monkeypatch):
     (tmp_path / 'a.pth').touch()
-    for weights in (str(tmp_path / 'a.pth'), 'https://x/a.pth'):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    for weights in (str(tmp_path / 'a.pth'), '~/a.pth', str(tmp_path), 'https://x/a.pth'):  # as `read_checkpoint`
         assert find_weights(weights) == weights
     ours, toolboxes = map(
         find_weights, ('mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco', 'dino-5scale_swin-l_8xb2-12e_coco')
