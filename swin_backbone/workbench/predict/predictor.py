@@ -54,9 +54,9 @@ class Predictor:
         precision: see `accelerate`.
 
     Attributes:
-        pipeline: the test pipeline for frames, whose pixels are in memory.
-        loading_step: the first step of `pipeline`, which converts the colours of a frame's pixels. `load` reads a file
-            by the loading steps of the test pipeline.
+        pipeline: the test pipeline for a frame, whose pixels are in memory. A file takes two ways: `load` runs the
+            steps up to the picture, and `preprocess` runs `pipeline`.
+        loading_step: the first step of `pipeline`. It converts the colours of pixels, and decodes a file in memory.
         is_dropping_bits: whether `load` leaves out bits above 8 and bands above 3.
         score_thr: lowest score of an object: 0.3, or the one that a folder was exported with.
 

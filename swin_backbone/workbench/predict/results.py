@@ -132,8 +132,7 @@ class ResultsWriter:
         height, width = frame.original_size
         image_id = len(self.images) + 1 if self.ids is None else self.ids.find_id(frame.medium.path)
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
-        # None: the frame at hand is drawn, its file is not read again
-        prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
+        prediction = Prediction(str(frame.medium.path), sample, frame, self.predictor, self.score_thr, self.ids)
         new_entries = make_entries(prediction, image_id, file_name)
         labels_png = prediction.labels_png(self.first_label)
         if labels_png is not None:
