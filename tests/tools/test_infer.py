@@ -24,9 +24,10 @@ from PIL import Image
 
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
-from swin_backbone.workbench.predict.inference import Inference
+from swin_backbone.workbench.predict.inference import Inference, LoadedFrame
 from swin_backbone.workbench.predict.prediction import Prediction, find_category_ids
 from swin_backbone.workbench.predict.results import ResultsWriter
+from swin_backbone.workbench.predict.video_writer import VideoWriter
 
 
 @pytest.fixture(scope='module')
@@ -130,7 +131,7 @@ def test_a_video_is_left_out_from_a_frame_that_cannot_be_written():
     inference = Inference(predictor, SimpleNamespace(write=write, video=None), progress, 10**6, 2, False)
     inference.task = 0
     frames = [media.Frame(medium, number, np.zeros((2, 3, 3), np.uint8), (2, 3)) for number in range(2)]
-    inference.predict_and_write([(frame, {}) for frame in frames])
+    inference.predict_and_write([LoadedFrame(frame, {}) for frame in frames])
     assert written == [0]
     assert lines == ['skipped: clip.mp4: its predictions cannot be drawn or written: no space for it']
 
@@ -198,14 +199,14 @@ def clips(tmp_path, pictures):
 
 def test_a_video_that_cannot_be_closed_is_named_and_the_next_is_written(tmp_path, clips, monkeypatch, record_fault):
     """Each later video failed, and the first was not named."""
-    close = media.VideoWriter.close
+    close = VideoWriter.close
 
     def close_all_but_the_first(video):
         if video.path.stem == 'a':
             video.frames += 1
         close(video)
 
-    monkeypatch.setattr(media.VideoWriter, 'close', close_all_but_the_first)
+    monkeypatch.setattr(VideoWriter, 'close', close_all_but_the_first)
     results, inference, lines = inference_of(tmp_path / 'out')
     with results.claim_outputs(clips, [], overwrite=False):
         inference.run(clips)
@@ -222,7 +223,7 @@ def test_an_error_of_the_last_video_keeps_the_tables(tmp_path, clips, monkeypatc
     def fail(video):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(media.VideoWriter, 'close', fail)
+    monkeypatch.setattr(VideoWriter, 'close', fail)
     results, inference, _ = inference_of(tmp_path)
     with pytest.raises(OSError, match='No space'), results.claim_outputs(clips[:1], [], overwrite=False):
         inference.run(clips[:1])

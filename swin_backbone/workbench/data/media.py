@@ -1,4 +1,4 @@
-"""Pictures and videos: find them, read them frame by frame, and write pictures and videos."""
+"""Pictures and videos: find them, and read them frame by frame."""
 
 import os
 import tempfile
@@ -17,7 +17,6 @@ from PIL import ExifTags, Image
 
 from ...checks import require_file
 from ...outputs import RESULTS_MARK
-from ...whole_files import make_temporary_name, write_whole_by
 from .rasters import UPPER_8, describe_tiff, is_tiff, may_drop_bits, read_tiff, read_tiff_size, read_tiff_tags
 
 PICTURE_SUFFIXES = (
@@ -128,7 +127,7 @@ def _fold_case(name: str) -> str:
 
 
 @contextmanager
-def _link_in_utf_8(path: Path) -> Iterator[Path]:
+def link_in_utf_8(path: Path) -> Iterator[Path]:
     """Yield a path that OpenCV can open: of a file or folder or, if its name is not UTF-8, of a link to it."""
     try:
         str(path).encode()
@@ -147,7 +146,7 @@ def count_frames(medium: Medium) -> int:
         return 1
     if not medium.path.is_file():
         return 0
-    with _link_in_utf_8(medium.path) as path:
+    with link_in_utf_8(medium.path) as path:
         return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
@@ -156,7 +155,7 @@ def read_frames(
     max_pixels: Optional[int] = None,
     load: Optional[Callable[[Path], NDArray[Any]]] = None,
 ) -> Iterator[Frame]:
-    """Yield the frames of a video in order, or the picture.
+    """Yield the picture, or the frames of a video in order.
 
     Args:
         max_pixels: number of pixels to which a larger frame is reduced.
@@ -165,25 +164,25 @@ def read_frames(
     Raises:
         OSError: if no frame can be read, or, after the last, if a video states more.
     """
-    if medium.is_video:
-        require_file(medium.path)
-        with _link_in_utf_8(medium.path) as path:
-            video = cv2.VideoCapture(str(path))
-            stated_frames = video.get(cv2.CAP_PROP_FRAME_COUNT)
-            rate = video.get(cv2.CAP_PROP_FPS) or 1.0
-            index, seconds = 0, 0.0
-            while (read := video.read())[0]:
-                seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
-                yield Frame(medium, index, _reduce(read[1], max_pixels), read[1].shape[:2])
-                index += 1
-        if not index:
-            raise OSError(f'{medium.path}: no frame of it can be read as a video')
-        # If frames are not evenly spaced, their stated number is an estimate, and the length is exact.
-        if stated_frames - index > 1 and stated_frames / rate - seconds > 2.5 / rate:
-            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated_frames:.0f} frames can be read')
+    if not medium.is_video:
+        pixels = (load or read_picture)(medium.path)
+        yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))
         return
-    pixels = (load or read_picture)(medium.path)
-    yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))
+    require_file(medium.path)
+    with link_in_utf_8(medium.path) as path:
+        video = cv2.VideoCapture(str(path))
+        stated_frames = video.get(cv2.CAP_PROP_FRAME_COUNT)
+        rate = video.get(cv2.CAP_PROP_FPS) or 1.0
+        index, seconds = 0, 0.0
+        while (read := video.read())[0]:
+            seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+            yield Frame(medium, index, _reduce(read[1], max_pixels), read[1].shape[:2])
+            index += 1
+    if not index:
+        raise OSError(f'{medium.path}: no frame of it can be read as a video')
+    # If frames are not evenly spaced, their stated number is an estimate, and the length is exact.
+    if stated_frames - index > 1 and stated_frames / rate - seconds > 2.5 / rate:
+        raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated_frames:.0f} frames can be read')
 
 
 def _reduce(pixels: NDArray[Any], max_pixels: Optional[int]) -> NDArray[Any]:
@@ -305,44 +304,3 @@ def read_picture_size(path: Path) -> tuple[int, int]:
         raise OSError(f'{path} cannot be read as a picture: {error}') from error
     pixels = read_picture(path)
     return pixels.shape[0], pixels.shape[1]
-
-
-class VideoWriter:
-    """Write frames (H, W, 3) BGR as an MP4, at the rate of their video.
-
-    Args:
-        path: path of the MP4, which is complete after `close`.
-        source: the video.
-    """
-
-    def __init__(self, path: Path, source: Medium):
-        self.path, self.source = path, source
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.beside = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
-        self.partial = Path(self.beside.name, 'video.mp4')
-        with _link_in_utf_8(source.path) as readable:
-            self.rate = cv2.VideoCapture(str(readable)).get(cv2.CAP_PROP_FPS) or 25.0
-        self.writer: Optional[cv2.VideoWriter] = None
-        self.frames = 0
-
-    def write(self, pixels: NDArray[Any]) -> None:
-        if self.writer is None:
-            size = (pixels.shape[1], pixels.shape[0])
-            with _link_in_utf_8(self.partial.parent) as folder:
-                name = str(folder / self.partial.name)
-                self.writer = cv2.VideoWriter(name, cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
-        self.writer.write(pixels)
-        self.frames += 1
-
-    def close(self) -> None:
-        """Give the file its name.
-
-        Raises:
-            OSError: if a frame is missing. OpenCV reports neither a full disk nor a size that it cannot write.
-        """
-        with self.beside:
-            if self.writer is not None:
-                self.writer.release()
-                if count_frames(Medium(self.partial, '', True)) < self.frames:
-                    raise OSError(f'{self.path} cannot be written: not all of its {self.frames} frames are there')
-                write_whole_by(self.path, self.partial.replace)

@@ -522,8 +522,10 @@ def read_pixels(
             pixels = cv2.imdecode(data, FLAGS[color_type])
         else:
             raise RuntimeProblem(f'the config decodes pictures by {backend!r}: decode it, and call predict')
+    except RuntimeProblem:
+        raise
     except (OSError, ValueError) as error:  # a path with NUL
-        raise error if isinstance(error, RuntimeProblem) else RuntimeProblem(f'it cannot be read ({error})') from error
+        raise RuntimeProblem(f'it cannot be read ({error})') from error
     except cv2.error:  # an empty file
         pixels = None
     if pixels is None:

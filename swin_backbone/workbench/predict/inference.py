@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from rich.markup import escape
 from rich.progress import Progress
@@ -16,7 +16,12 @@ from ..data.media import Frame, Medium, count_frames, read_frames
 from .predictor import Predictor
 from .results import ResultsWriter
 
-LoadedFrame = tuple[Frame, dict[str, Any]]  # a frame, and the input of the model
+
+class LoadedFrame(NamedTuple):
+    """A frame, and the input of the model for the frame: see `Predictor.preprocess`."""
+
+    frame: Frame
+    prepared: dict[str, Any]
 
 
 class Inference:
@@ -92,18 +97,14 @@ class Inference:
             num_done = 0
             try:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
-                    if not num_done and frame.original_size != frame.pixels.shape[:2]:
-                        (height, width), seen = frame.original_size, frame.pixels.shape
-                        note = f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}'
-                        self.print_line(f'{medium.path}: {note}; --max-pixels takes more', 'yellow')
-                    if not (medium.is_video or self.has_noted_dropped_bits):
-                        self.note_dropped_bits(medium)
+                    if not num_done:
+                        self.note_losses(frame)
                     try:
                         prepared = self.predictor.preprocess(frame)
                     except ValueError as error:
                         self.fail(medium, num_done, '', error)  # '': the error names the file
                         break
-                    yield frame, prepared
+                    yield LoadedFrame(frame, prepared)
                     num_done += 1
                     if self.is_stopped:
                         return
@@ -113,23 +114,28 @@ class Inference:
                 self.unreadable.add(medium)
                 self.leave_out(medium, num_done, describe_error(error))
 
-    def note_dropped_bits(self, medium: Medium) -> None:
-        """Print the note on a picture whose bits or bands `Predictor.load` drops."""
-        note = self.predictor.describe_dropped_bits(medium.path)
-        self.has_noted_dropped_bits = bool(note)
-        if note:
-            self.print_line(note, 'yellow')
+    def note_losses(self, frame: Frame) -> None:
+        """Print that a frame is reduced, and once, of a picture, that `Predictor.load` drops bits or bands of it."""
+        medium, (height, width), seen = frame.medium, frame.original_size, frame.pixels.shape
+        if (height, width) != seen[:2]:
+            note = f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}'
+            self.print_line(f'{medium.path}: {note}; --max-pixels takes more', 'yellow')
+        if not (medium.is_video or self.has_noted_dropped_bits):
+            note = self.predictor.describe_dropped_bits(medium.path)
+            self.has_noted_dropped_bits = bool(note)
+            if note:
+                self.print_line(note, 'yellow')
 
     def predict_and_write(self, batch: Sequence[LoadedFrame]) -> None:
         """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
-        group = [loaded for loaded in batch if not self.is_left_out(loaded[0])]
+        group = [loaded for loaded in batch if not self.is_left_out(loaded.frame)]
         if not group:
             return
         try:
-            samples = self.predictor.predict([prepared for _, prepared in group])
+            samples = self.predictor.predict([loaded.prepared for loaded in group])
         except Exception as error:
             if len(group) == 1:
-                (frame, _), *_ = group
+                frame = group[0].frame
                 self.fail(frame.medium, frame.number, 'the model fails on it', error)
                 return
             for loaded in group:

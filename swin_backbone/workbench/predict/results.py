@@ -14,11 +14,12 @@ from mmengine.structures import BaseDataElement
 
 from ...outputs import check_outputs, claim_folder, lock_folder, make_folder
 from ...whole_files import write_whole
-from ..data.media import Frame, Medium, VideoWriter
+from ..data.media import Frame, Medium
 from .coco_ids import CocoIds
 from .prediction import Prediction, find_category_ids
 from .predictor import Predictor
 from .thresholds import ScoreThr, choose_score_thr
+from .video_writer import VideoWriter
 
 BEST_CLASSES = 5  # written of a classifier's picture
 
