@@ -51,6 +51,7 @@ MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
+    # With `dest`, because `annotations` and `batch` of `Options` belong to --data and to a training
     parser.add(
         f'{PREDICTOR_OPTIONS} annotations batch score_thr first_label shard out_dir overwrite',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
@@ -97,8 +98,8 @@ def main() -> int:
             writer = ResultsWriter(
                 args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features
             )
-            sources = [args.config, *filter(None, (args.weights, args.ids_of))]
-            stack.enter_context(writer.claim_outputs(inputs, sources, args.overwrite))
+            read_files = [args.config, *filter(None, (args.weights, args.ids_of))]
+            stack.enter_context(writer.claim_outputs(inputs, read_files, args.overwrite))
         # From here on only an error of the disk is the user's: another one keeps its traceback
         if unused := describe_unused_options(args, predictor.scope, *(['segmentor'] if writer.is_panoptic else [])):
             print(unused, file=sys.stderr)

@@ -139,22 +139,22 @@ def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray
     medium = media.find_media([args.image])[0]
     predictor = open_predictor(make_job(args), args.checkpoint)
     predictor.require_backbone()
-    frame = next(media.read_frames(medium, load=predictor.load))
-    prepared = predictor.preprocess(frame)
-    return predictor, prepared, resize_picture(frame, prepared)
+    frame = next(media.read_frames(medium, read_pixels=predictor.read_pixels))
+    model_input = predictor.preprocess(frame)
+    return predictor, model_input, resize_picture(frame, model_input)
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import attention_maps, list_strides
     from swin_backbone.workbench.pictures.heatmaps import attention_figure
 
-    predictor, prepared, picture_HW3 = _open(args)
+    predictor, model_input, picture_HW3 = _open(args)
     x, y = args.point
-    height, width = prepared['data_samples'].ori_shape[:2]
+    height, width = model_input['data_samples'].ori_shape[:2]
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f'--point takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
     at = y * picture_HW3.shape[0] // height, x * picture_HW3.shape[1] // width
-    images = predictor.inputs(prepared)
+    images = predictor.normalise(model_input)
     shifted, plain = (attention_maps(predictor.model, images, shift=shift) for shift in (True, False))
     strides = list_strides(predictor.model)
     return attention_figure(picture_HW3, shifted, plain, at, strides, args.stage, args.block, args.head)
@@ -166,9 +166,9 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import find_backbone, list_strides
     from swin_backbone.workbench.pictures.heatmaps import features_figure
 
-    predictor, prepared, picture_HW3 = _open(args)
+    predictor, model_input, picture_HW3 = _open(args)
     indices = find_backbone(predictor.model).out_indices
-    maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(prepared)]
+    maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(model_input)]
     named = [(f'stage {index + 1}', map_CHW) for index, map_CHW in zip(indices, maps)]
     strides = list_strides(predictor.model)
     return features_figure(picture_HW3, named, [strides[index] for index in indices])
@@ -179,8 +179,8 @@ def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.heatmaps import cam_figure
     from swin_backbone.workbench.predict.explain import explain
 
-    predictor, prepared, picture_HW3 = _open(args)
-    explanation = explain(predictor, prepared, args.stage, args.method, args.label, args.number)
+    predictor, model_input, picture_HW3 = _open(args)
+    explanation = explain(predictor, model_input, args.stage, args.method, args.label, args.number)
     name = 'Grad-CAM' if args.method == 'grad' else 'EigenCAM'
     what = f'the class {explanation.class_name!r}'
     if explanation.box:

@@ -275,7 +275,7 @@ def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str],
     from .data.media import find_media, make_frame, read_frames
 
     def iter_medium(medium: Medium) -> Iterator[tuple[Optional[str], Frame]]:
-        return ((str(medium.path), frame) for frame in read_frames(medium, load=predictor.load))
+        return ((str(medium.path), frame) for frame in read_frames(medium, read_pixels=predictor.read_pixels))
 
     sources: list[Iterable[tuple[Optional[str], Frame]]] = []
     for index, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):

@@ -155,7 +155,7 @@ def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
     lines, written = [], []
     console = SimpleNamespace(print=lambda text, **_: lines.append(text))
     progress = SimpleNamespace(console=console, **dict.fromkeys(('add_task', 'update', 'advance'), lambda *_, **__: 0))
-    predictor = SimpleNamespace(load=None, preprocess=lambda frame: frame, predict=predict)
+    predictor = SimpleNamespace(read_pixels=None, preprocess=lambda frame: frame, predict=predict)
     results = SimpleNamespace(write=lambda frame, *_: written.append(frame.name), video=None)
     inference = Inference(predictor, results, progress, 10**6, 2, False)
     inference.run([medium, bad])
@@ -176,10 +176,10 @@ def inference_of(out, **changes):
         scope='mmdet',
         model=None,
         meta=dict(classes=('a',)),
-        load=media.read_picture,
+        read_pixels=media.read_picture,
         describe_dropped_bits=lambda _: '',
         preprocess=lambda _: {},
-        predict=lambda prepared: [DetDataSample() for _ in prepared],
+        predict=lambda model_inputs: [DetDataSample() for _ in model_inputs],
         draw=lambda frame, *_: frame.pixels,
     )
     vars(predictor).update(changes)
@@ -452,11 +452,11 @@ def test_what_was_predicted_is_written_whatever_happens_then(tmp_path, checkpoin
     predict = inference.Predictor.predict
     calls = []
 
-    def fail_the_second_time(self, prepared):
-        calls.append(len(prepared))
+    def fail_the_second_time(self, model_inputs):
+        calls.append(len(model_inputs))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return predict(self, prepared)
+        return predict(self, model_inputs)
 
     monkeypatch.setattr(inference.Predictor, 'predict', fail_the_second_time)
     arguments = (pictures / 'a.png', pictures / 'b.jpg', *trained(DETECTION, checkpoints))

@@ -153,19 +153,19 @@ def count_frames(medium: Medium) -> int:
 def read_frames(
     medium: Medium,
     max_pixels: Optional[int] = None,
-    load: Optional[Callable[[Path], NDArray[Any]]] = None,
+    read_pixels: Optional[Callable[[Path], NDArray[Any]]] = None,
 ) -> Iterator[Frame]:
     """Yield the picture, or the frames of a video in order.
 
     Args:
         max_pixels: number of pixels to which a larger frame is reduced.
-        load: reads a picture, as `Predictor.load`; None: `read_picture`.
+        read_pixels: reads a picture, as `Predictor.read_pixels`; None: `read_picture`.
 
     Raises:
         OSError: if no frame can be read, or, after the last, if a video states more.
     """
     if not medium.is_video:
-        pixels = (load or read_picture)(medium.path)
+        pixels = (read_pixels or read_picture)(medium.path)
         yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))
         return
     require_file(medium.path)

@@ -48,7 +48,7 @@ def find_scope(info: Mapping[str, Any]) -> str:
 class ExportedPredictor(Predictor):
     """`Predictor` for an exported model, a `RuntimeModel`.
 
-    Without a torch module, it has no `inputs`, `features` and `binary_threshold`.
+    Without a torch module, it has no `normalise`, `features` and `binary_threshold`.
 
     Args:
         folder: the folder of an exported whole model.
@@ -71,7 +71,7 @@ class ExportedPredictor(Predictor):
         self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
         self.meta['category_ids'] = info.get('category_ids', ())
 
-    def load(self, path: Path) -> NDArray[Any]:
+    def read_pixels(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
         check_not_truncated(path)
         return self.loading_step.read(str(path))
@@ -89,14 +89,14 @@ class ExportedPredictor(Predictor):
             raise ValueError(f'{frame.medium.path}: {error}') from error
         return dict(inputs=pixels)
 
-    def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
+    def predict(self, model_inputs: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the results of a batch of frames."""
-        results = self.model.predict([item['inputs'] for item in prepared], len(prepared))
+        results = self.model.predict([item['inputs'] for item in model_inputs], len(model_inputs))
         return [put_result(BaseDataElement(), result) for result in results]
 
-    def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
+    def scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
         """See `Predictor.scores`."""
-        (result,) = self.model.predict([prepared['inputs']], logits=True)
+        (result,) = self.model.predict([model_input['inputs']], logits=True)
         return add_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
 
     def input_size(self, size: Size) -> Size:

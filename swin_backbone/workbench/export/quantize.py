@@ -67,7 +67,7 @@ def make_feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, pred
         cfg: config with the test pipeline of the predictor.
     """
     if graph.task == 'maps':
-        images = [predictor.inputs(predictor.preprocess(make_frame(picture))).numpy() for picture in pictures]
+        images = [predictor.normalise(predictor.preprocess(make_frame(picture))).numpy() for picture in pictures]
         if not graph.free:  # without the padding to a multiple
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]

@@ -34,16 +34,16 @@ class Explained(NamedTuple):
     box: Optional[list[float]]
 
 
-def resize_picture(frame: Frame, prepared: dict[str, Any]) -> NDArray[Any]:
+def resize_picture(frame: Frame, model_input: dict[str, Any]) -> NDArray[Any]:
     """Return the pixels of a frame in the size of the model's input without padding, (H, W, 3) uint8 RGB."""
-    height, width = prepared['data_samples'].img_shape[:2]
+    height, width = model_input['data_samples'].img_shape[:2]
     pixels = cv2.resize(convert_to_bgr(frame.pixels), (width, height), interpolation=cv2.INTER_AREA)
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
 def explain(
     predictor: Predictor,
-    prepared: dict[str, Any],
+    model_input: dict[str, Any],
     stage: int,
     method: str,
     class_name: Optional[str] = None,
@@ -52,7 +52,7 @@ def explain(
     """Return a class activation map of a box of a detector, or of a class of a segmentor.
 
     Args:
-        prepared: result of `Predictor.preprocess`.
+        model_input: result of `Predictor.preprocess`.
         stage, method: see `class_activation_map`.
         class_name: Default: any class of a detector, the most frequent class of a segmentor's picture.
         number: number of the box among the boxes of the class, from 1 for the highest score.
@@ -69,7 +69,7 @@ def explain(
 
     def score() -> Tensor:
         with predictor.in_scope(), _scores_keep_gradients():
-            (sample,) = predictor.model.test_step(pseudo_collate([prepared]))
+            (sample,) = predictor.model.test_step(pseudo_collate([model_input]))
         found[:] = find(sample, label, number)
         tensor: Tensor = found[0]
         return tensor

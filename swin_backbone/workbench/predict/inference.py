@@ -21,7 +21,7 @@ class LoadedFrame(NamedTuple):
     """A frame, and the input of the model for the frame: see `Predictor.preprocess`."""
 
     frame: Frame
-    prepared: dict[str, Any]
+    model_input: dict[str, Any]
 
 
 class Inference:
@@ -96,15 +96,15 @@ class Inference:
             self.progress.update(self.task, description=escape(medium.name))
             num_done = 0
             try:
-                for frame in read_frames(medium, self.max_pixels, self.predictor.load):
+                for frame in read_frames(medium, self.max_pixels, self.predictor.read_pixels):
                     if not num_done:
                         self.note_losses(frame)
                     try:
-                        prepared = self.predictor.preprocess(frame)
+                        model_input = self.predictor.preprocess(frame)
                     except ValueError as error:
-                        self.fail(medium, num_done, '', error)  # '': the error names the file
+                        self.fail_medium(medium, num_done, '', error)  # '': the error names the file
                         break
-                    yield LoadedFrame(frame, prepared)
+                    yield LoadedFrame(frame, model_input)
                     num_done += 1
                     if self.is_stopped:
                         return
@@ -112,10 +112,10 @@ class Inference:
                         break
             except OSError as error:
                 self.unreadable.add(medium)
-                self.leave_out(medium, num_done, describe_error(error))
+                self.print_left_out(medium, num_done, describe_error(error))
 
     def note_losses(self, frame: Frame) -> None:
-        """Print that a frame is reduced, and once, of a picture, that `Predictor.load` drops bits or bands of it."""
+        """Print that a frame is reduced, and once that bits or bands of a picture are dropped."""
         medium, (height, width), seen = frame.medium, frame.original_size, frame.pixels.shape
         if (height, width) != seen[:2]:
             note = f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}'
@@ -132,23 +132,23 @@ class Inference:
         if not group:
             return
         try:
-            samples = self.predictor.predict([loaded.prepared for loaded in group])
+            samples = self.predictor.predict([loaded.model_input for loaded in group])
         except Exception as error:
             if len(group) == 1:
                 frame = group[0].frame
-                self.fail(frame.medium, frame.number, 'the model fails on it', error)
+                self.fail_medium(frame.medium, frame.number, 'the model fails on it', error)
                 return
             for loaded in group:
                 self.predict_and_write([loaded])
             return
-        for (frame, prepared), sample in zip(group, samples):
+        for (frame, model_input), sample in zip(group, samples):
             if self.is_left_out(frame):  # a video that failed at a frame before
                 continue
             self.close_video(frame.medium)
             try:
-                self.writer.write(frame, sample, prepared)
+                self.writer.write(frame, sample, model_input)
             except Exception as error:
-                self.fail(frame.medium, frame.number, 'its predictions cannot be drawn or written', error)
+                self.fail_medium(frame.medium, frame.number, 'its predictions cannot be drawn or written', error)
             else:
                 self.written.add(frame.medium)
                 self.progress.advance(self.task)
@@ -161,20 +161,20 @@ class Inference:
         try:
             self.writer.close_video()
         except Exception as error:
-            self.fail(video.source, 0, 'its video cannot be written', error)
+            self.fail_medium(video.source, 0, 'its video cannot be written', error)
 
-    def fail(self, medium: Medium, num_done: int, what: str, error: Exception) -> None:
+    def fail_medium(self, medium: Medium, num_done: int, what: str, error: Exception) -> None:
         """Leave out the rest of a medium. Raise an error that affects all media, such as a full disk."""
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = describe_error(error).partition('\n')[0]
         self.failed[medium] = num_done
-        self.leave_out(medium, num_done, f'{medium.path}: {what}: {reason}' if what else reason)
+        self.print_left_out(medium, num_done, f'{medium.path}: {what}: {reason}' if what else reason)
 
     def is_left_out(self, frame: Frame) -> bool:
         return frame.number >= self.failed.get(frame.medium, math.inf)
 
-    def leave_out(self, medium: Medium, num_done: int, reason: str) -> None:
+    def print_left_out(self, medium: Medium, num_done: int, reason: str) -> None:
         """Print why the rest of a medium is left out, of which `num_done` frames are predicted."""
         self.print_line(f'{"the rest is " if num_done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)

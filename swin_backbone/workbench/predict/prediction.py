@@ -107,7 +107,7 @@ class Prediction:
         Raises:
             OSError: if the file of the picture cannot be read any more.
         """
-        frame = self._frame or make_frame(self._predictor.load(Path(str(self.path))), Path(str(self.path)))
+        frame = self._frame or make_frame(self._predictor.read_pixels(Path(str(self.path))), Path(str(self.path)))
         thr = self.score_thr if score_thr is None else score_thr
         return np.ascontiguousarray(self._predictor.draw(frame, self.sample, thr)[..., ::-1])
 

@@ -54,10 +54,10 @@ class Predictor:
         precision: see `accelerate`.
 
     Attributes:
-        pipeline: the test pipeline for a frame, whose pixels are in memory. A file takes two ways: `load` runs the
-            steps up to the picture, and `preprocess` runs `pipeline`.
+        pipeline: the test pipeline for a frame, whose pixels are in memory. Of a file, `read_pixels` runs the steps up
+            to the picture, and `preprocess` runs `pipeline`.
         loading_step: the first step of `pipeline`. It converts the colours of pixels, and decodes a file in memory.
-        is_dropping_bits: whether `load` leaves out bits above 8 and bands above 3.
+        is_dropping_bits: whether `read_pixels` drops bits above 8 and bands above 3.
         score_thr: lowest score of an object: 0.3, or the one that a folder was exported with.
 
     Raises:
@@ -112,7 +112,7 @@ class Predictor:
         with self.in_scope(), amp_context:
             yield
 
-    def load(self, path: Path) -> NDArray[Any]:
+    def read_pixels(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file, loaded by the config's test pipeline: (H, W) or (H, W, C), BGR as a rule.
 
         Raises:
@@ -132,7 +132,7 @@ class Predictor:
         return pixels
 
     def describe_dropped_bits(self, path: Path) -> str:
-        """Return a sentence on bits and bands of a file that `load` leaves out; '' for none."""
+        """Return a sentence on bits and bands of a file that `read_pixels` drops; '' for none."""
         return describe_dropped_bits(path) if self.is_dropping_bits else ''
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:
@@ -144,8 +144,8 @@ class Predictor:
         try:
             with self.in_scope():
                 item = dict(img=frame.pixels, img_path=frame.medium.path and str(frame.medium.path), img_id=0)
-                prepared: dict[str, Any] = self.pipeline(item)
-                return prepared
+                model_input: dict[str, Any] = self.pipeline(item)
+                return model_input
         except Exception as error:
             height, width = frame.original_size
             raise ValueError(
@@ -153,10 +153,10 @@ class Predictor:
             ) from error
 
     @torch.no_grad()
-    def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
+    def predict(self, model_inputs: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the predictions for each frame of a batch."""
         with self._forward_context():
-            samples: list[BaseDataElement] = predict_by_shape(self.model.test_step, pseudo_collate(prepared))
+            samples: list[BaseDataElement] = predict_by_shape(self.model.test_step, pseudo_collate(model_inputs))
             return samples
 
     def require_backbone(self) -> None:
@@ -164,14 +164,14 @@ class Predictor:
         if not hasattr(self.model, 'backbone'):
             raise ValueError('features take a checkpoint of a model with a backbone: an exported folder gives results')
 
-    def inputs(self, prepared: dict[str, Any]) -> Tensor:
+    def normalise(self, model_input: dict[str, Any]) -> Tensor:
         """Return the normalised and padded image of a frame, (1, C, H, W)."""
         with self.in_scope():
-            image_1CHW: Tensor = self.model.data_preprocessor(pseudo_collate([prepared]), False)['inputs']
+            image_1CHW: Tensor = self.model.data_preprocessor(pseudo_collate([model_input]), False)['inputs']
         return image_1CHW
 
     @torch.no_grad()
-    def features(self, prepared: dict[str, Any]) -> list[NDArray[Any]]:
+    def features(self, model_input: dict[str, Any]) -> list[NDArray[Any]]:
         """Return the maps of the backbone for a frame, each (C, H, W) float32.
 
         Raises:
@@ -179,11 +179,11 @@ class Predictor:
         """
         self.require_backbone()
         with self._forward_context():
-            return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(self.inputs(prepared))]
+            return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(self.normalise(model_input))]
 
-    def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
+    def scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
         """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
-        (sample,) = self.predict([prepared])
+        (sample,) = self.predict([model_input])
         return add_background(sample.seg_logits.data.float().cpu().numpy(), self.binary_threshold)
 
     @property

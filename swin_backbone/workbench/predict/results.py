@@ -75,15 +75,15 @@ class ResultsWriter:
 
     @contextmanager
     def claim_outputs(
-        self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool
+        self, media: Sequence[Medium], read_files: Sequence[Union[str, Path]], overwrite: bool
     ) -> Iterator[None]:
         """Keep other processes out of the folder during the context, at whose end the JSON files are written.
 
-        Predictions before an error are written too. No result replaces an input.
+        Predictions before an error are written too. No result replaces a file that is read.
 
         Args:
             media: the pictures and videos whose predictions follow.
-            inputs: further files that are read.
+            read_files: further files that no result may replace.
             overwrite: replace other files.
 
         Raises:
@@ -103,7 +103,7 @@ class ResultsWriter:
                 path = self._make_path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
         check = partial(
-            check_outputs, *paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite
+            check_outputs, *paths, inputs=[*read_files, *(medium.path for medium in media)], overwrite=overwrite
         )
         check()
         make_folder(self.out_dir)
@@ -120,11 +120,11 @@ class ResultsWriter:
                     for path, table in self._make_tables().items():
                         write_whole(path, json.dumps(table).encode())
 
-    def write(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
+    def write(self, frame: Frame, sample: BaseDataElement, model_input: Optional[dict[str, Any]] = None) -> None:
         """Write the predictions of a frame.
 
         Args:
-            prepared: input of the model; None: no features are written.
+            model_input: input of the model; None: no features are written.
 
         Raises:
             OSError: if a file cannot be written.
@@ -141,8 +141,8 @@ class ResultsWriter:
         if (encoded := prediction.segments_png()) is not None:
             segments_png, segments = encoded
             write_whole(self._make_path('panoptic', frame.name, '.png'), segments_png)
-        if self.save_features and prepared is not None:
-            np.savez(file := BytesIO(), *self.predictor.features(prepared))
+        if self.save_features and model_input is not None:
+            np.savez(file := BytesIO(), *self.predictor.features(model_input))
             write_whole(self._make_path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
             if self.video is None or self.video.source != frame.medium:

@@ -40,8 +40,8 @@ class Segmentor(Oracle):
     scope = 'mmseg'
     classes = ('dark', 'middle', 'light')
 
-    def scores(self, prepared):
-        grey_HW = cv2.blur(prepared['inputs'].astype(np.float32).mean(2), (31, 31), borderType=cv2.BORDER_REPLICATE)
+    def scores(self, model_input):
+        grey_HW = cv2.blur(model_input['inputs'].astype(np.float32).mean(2), (31, 31), borderType=cv2.BORDER_REPLICATE)
         return np.stack([-np.abs(grey_HW - level) for level in (60, 128, 190)])
 
 
@@ -54,9 +54,9 @@ class Detector(Oracle):
         super().__init__(*args, **kwargs)
         self.masks = masks
 
-    def predict(self, prepared):
+    def predict(self, model_inputs):
         samples = []
-        for item in prepared:
+        for item in model_inputs:
             regions = []
             for label, colour in enumerate(COLOURS):
                 number, parts_HW = cv2.connectedComponents((item['inputs'] == colour).all(2).astype(np.uint8))

@@ -85,7 +85,7 @@ def colours_of(bands_CHW):
 def ways_in(path, predictor):
     """Return the pixels of each way into the package, by name."""
     (medium,) = find_media([str(path)])
-    (frame,) = read_frames(medium, load=predictor.load)
+    (frame,) = read_frames(medium, read_pixels=predictor.read_pixels)
     picture = open_picture(path)
     parts = [[picture.read(Window(top, left, min(top + 20, H), min(left + 20, W))) for left in range(0, W, 20)]
              for top in range(0, H, 20)]  # fmt: skip
@@ -133,7 +133,7 @@ def test_values_that_are_no_colours_are_an_error(dtype, predictor, tmp_path, mon
     for read in (
         lambda: LoadPicture().transform(dict(img_path=str(path))),
         lambda: read_picture(path),
-        lambda: list(read_frames(medium, load=predictor.load)),
+        lambda: list(read_frames(medium, read_pixels=predictor.read_pixels)),
         lambda: open_picture(path),
     ):
         with pytest.raises(OSError, match=reason):
@@ -205,7 +205,7 @@ def test_a_tiff_is_turned_as_a_jpeg_is(tmp_path, orientation, predictor):
     if orientation % 2:  # Pillow reads no BigTIFF in big endian
         tifffile.imwrite(tmp_path / 'a.tif', rgb, photometric='rgb', extratags=tag, **BIG_ENDIAN)
     assert read_picture_size(tmp_path / 'a.tif') == turned.shape[:2]
-    for pixels in (read_picture(tmp_path / 'a.tif'), predictor.load(tmp_path / 'a.tif')):
+    for pixels in (read_picture(tmp_path / 'a.tif'), predictor.read_pixels(tmp_path / 'a.tif')):
         np.testing.assert_array_equal(pixels, turned)
     stored = LoadPicture(color_type='color_ignore_orientation').read(str(tmp_path / 'a.tif'))
     np.testing.assert_array_equal(stored, rgb[..., ::-1])
@@ -269,7 +269,7 @@ def test_inference_loads_as_the_test_pipeline_does(tmp_path, name):
     cfg.model.data_preprocessor.update(mean=[100.0], std=[60.0], bgr_to_rgb=False)
     predictor = open_predictor(cfg, None)
     (medium,) = find_media([str(tmp_path)])
-    (frame,) = read_frames(medium, load=predictor.load)
+    (frame,) = read_frames(medium, read_pixels=predictor.read_pixels)
     wanted = LoadImageFromFile(**SETTINGS[name]).transform(dict(img_path=str(tmp_path / 'a.jpg')))
     np.testing.assert_array_equal(frame.pixels, wanted['img'])
     assert frame.original_size == wanted['ori_shape']

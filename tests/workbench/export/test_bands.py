@@ -120,7 +120,7 @@ def test_a_recipe(name, tmp_path):
 
 def check_drawn(predictor, path):
     """Predict on a TIFF, and draw the results."""
-    (frame,) = read_frames(find_media([path])[0], load=predictor.load)
+    (frame,) = read_frames(find_media([path])[0], read_pixels=predictor.read_pixels)
     assert np.array_equal(frame.pixels, tifffile.imread(path))
     (sample,) = predictor.predict([predictor.preprocess(frame)])
     assert predictor.draw(frame, sample, 0.3).shape == (*SIZE, 3)
@@ -157,7 +157,7 @@ def test_a_model_of_grey_pictures(tmp_path):
     assert [figure['name'] for figure in manifest['verification']] == ['picture 1 of --pictures']
     maps = []
     for source in (open_predictor(cfg, str(checkpoint)), open_predictor(cfg, str(tmp_path / 'out'), None)):
-        (frame,) = read_frames(find_media([str(path)])[0], load=source.load)
+        (frame,) = read_frames(find_media([str(path)])[0], read_pixels=source.read_pixels)
         assert np.array_equal(frame.pixels, cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
         (sample,) = source.predict([source.preprocess(frame)])
         maps.append(sample.pred_sem_seg.data)

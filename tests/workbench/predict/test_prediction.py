@@ -72,11 +72,11 @@ def test_the_arrays_are_those_of_the_sample(model, monkeypatch):
 def test_pictures_are_read_one_after_the_other(model, tmp_path, monkeypatch):
     """All were read before the first prediction, and stayed in memory. A wrong one is named before any is read."""
     calls, pixels = [], noise((64, 96), 1)
-    load_file, predict = Predictor.load, Predictor.predict
+    load_file, predict = Predictor.read_pixels, Predictor.predict
     for name in ('a', 'b'):
         cv2.imwrite(str(tmp_path / f'{name}.png'), pixels[..., ::-1])
     monkeypatch.setattr(Predictor, 'draw', lambda self, frame, *_: frame.pixels)
-    monkeypatch.setattr(Predictor, 'load', lambda self, path: calls.append(path.name) or load_file(self, path))
+    monkeypatch.setattr(Predictor, 'read_pixels', lambda self, path: calls.append(path.name) or load_file(self, path))
     monkeypatch.setattr(Predictor, 'predict', lambda self, given: calls.append(len(given)) or predict(self, given))
     with pytest.raises(TypeError, match='pictures takes paths, or pixels'):
         model.predict([tmp_path, np.zeros(3)])
