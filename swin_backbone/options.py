@@ -410,7 +410,7 @@ def with_options(names: str) -> Callable[[Function], Function]:
             return function(*arguments, **settings)
 
         indent = ' ' * doc.rpartition('**settings')[0].rpartition('\n')[2].count(' ')  # no doc: `python -OO`
-        checked.__doc__ = doc.replace('**settings: see the table.', f'\n{indent}'.join(lines))
+        checked.__doc__ = doc.replace('**settings: see `Options`.', f'\n{indent}'.join(lines))
         checked.__signature__ = whole_signature  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]
 

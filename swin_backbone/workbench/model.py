@@ -103,7 +103,7 @@ class Model:
         Args:
             img_scale: (width, height) in pixels.
             resume: continue from the last checkpoint in the working folder.
-            **settings: see the table.
+            **settings: see `Options`.
 
         Returns:
             The model itself.
@@ -190,8 +190,8 @@ class Model:
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
         return predictions
 
-    def export(self, out: PathLike, format: str = 'onnx', **options: Any) -> dict[str, Any]:
-        """Write a folder that runs without torch. Options: see `swin_backbone.workbench.export.export.export_model`.
+    def export(self, out: PathLike, format: str = 'onnx', **settings: Any) -> dict[str, Any]:
+        """Write a folder that runs without torch. Settings: see `swin_backbone.workbench.export.export.export_model`.
 
         Returns:
             The contents of deploy.json.
@@ -203,7 +203,7 @@ class Model:
 
         reason = 'is for tests and predictions: an export takes a model loaded without it'
         refuse_options(self._options, ('amp', 'precision', 'compile', 'allow_missing'), reason)
-        return export(self._job_for('export'), self._require_checkpoint('export'), Path(out), format, **options)
+        return export(self._job_for('export'), self._require_checkpoint('export'), Path(out), format, **settings)
 
     @property
     def _predictor(self) -> Any:
@@ -250,7 +250,7 @@ def load(
         config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`; or an exported folder, to predict.
         checkpoint: path or URL of the weights of the whole model; or an exported folder, to test and predict.
         options: settings of the config by key, as --cfg-options: {'train_dataloader.batch_size': 4}.
-        **settings: see the table.
+        **settings: see `Options`.
 
     Raises:
         ValueError: if the config is missing, or an argument does not fit the config.

@@ -114,16 +114,16 @@ class Padding(nn.Module):
         super().__init__()
         pad = _find_step(pipeline, 'Pad')
         fit = _find_step(pipeline, Letterbox.__name__)
-        rule = find_resize_rule(pipeline)
+        resize_rule = find_resize_rule(pipeline)
         self.values = fit.get('values') or _read_pad_values(pad)
         self.divisor = int(pad.get('size_divisor') or 1)
         self.fit_size: Optional[Size] = fit.get('shape')
         self.counts_as_picture: bool = fit.get('counts_as_picture', True)
         self.size: Optional[Size] = fit.get('size') or (tuple(pad['size'])[::-1] if pad.get('size') else None)
         if pad.get('pad_to_square'):
-            if not rule or (rule['keep_ratio'] and rule['scale'][0] != rule['scale'][1]):
+            if not resize_rule or (resize_rule['keep_ratio'] and resize_rule['scale'][0] != resize_rule['scale'][1]):
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
-            height, width = round_up([max(rule['scale'])] * 2, self.divisor)
+            height, width = round_up([max(resize_rule['scale'])] * 2, self.divisor)
             self.size = height, width
         self.example_size = self.size and (self.size[0] - 5, self.size[1] - 14)
 
@@ -183,12 +183,12 @@ class Letterbox:
 
     def __call__(self, packed: dict[str, Any]) -> dict[str, Any]:
         picture = packed['inputs'].permute(1, 2, 0).numpy()
-        rule = make_letterbox_rule(self.shape)
+        resize_rule = make_letterbox_rule(self.shape)
         h, w = picture.shape[:2]
-        H, W = resized_size((h, w), rule)
+        H, W = resized_size((h, w), resize_rule)
         padded = np.empty((*self.size, picture.shape[2]), np.float32)
         padded[:] = self.values
-        padded[:H, :W] = resize(picture, rule)[:H, :W]
+        padded[:H, :W] = resize(picture, resize_rule)[:H, :W]
         packed['inputs'] = torch.from_numpy(padded).permute(2, 0, 1)
         packed['data_samples'].set_metainfo(
             dict(
@@ -223,17 +223,17 @@ def find_resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, A
     Raises:
         ExportError: for any further step with a change of pixels.
     """
-    rule = None
+    resize_rule = None
     for step in pipeline:
         name = type_name(step)
         if name in LOADERS or name.startswith('Pack') or 'Annotations' in name:
             continue
-        if name == 'Pad' and rule is not None:  # see `Padding`
+        if name == 'Pad' and resize_rule is not None:  # see `Padding`
             continue
-        if name == Letterbox.__name__ and rule is None:
-            rule = make_letterbox_rule(step['shape'])
+        if name == Letterbox.__name__ and resize_rule is None:
+            resize_rule = make_letterbox_rule(step['shape'])
             continue
-        if name != 'Resize' or 'scale' not in step or rule is not None:
+        if name != 'Resize' or 'scale' not in step or resize_rule is not None:
             raise ExportError(
                 f'the test pipeline has {name!r}, which an exported model does not do: load, resize once to a scale, '
                 'and pack is what can be exported'
@@ -242,8 +242,8 @@ def find_resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, A
             raise ExportError('the test pipeline resizes by other means than bilinear interpolation by OpenCV')
         scale = step['scale']
         scale = [scale, scale] if isinstance(scale, int) else [int(side) for side in scale]
-        rule = dict(scale=scale, keep_ratio=bool(step.get('keep_ratio', False)))
-    return rule
+        resize_rule = dict(scale=scale, keep_ratio=bool(step.get('keep_ratio', False)))
+    return resize_rule
 
 
 def find_load_settings(pipeline: Sequence[dict[str, Any]]) -> dict[str, Any]:

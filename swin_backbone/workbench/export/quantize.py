@@ -72,9 +72,9 @@ def make_feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, pred
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]
         return [[image] for image in images]
-    rule = find_resize_rule(find_tested_dataset(cfg).pipeline)
+    resize_rule = find_resize_rule(find_tested_dataset(cfg).pipeline)
     pictures = [picture if picture.shape[2] == 3 else picture.astype(np.float32) for picture in pictures]
-    return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
+    return [[resize(picture, resize_rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
 
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed]) -> None:

@@ -74,7 +74,7 @@ class RuntimeModel:
         self.info = read_manifest(self.folder)
         check_files(self.folder, self.info)
         openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
-        if self.info['format'] not in [*openers]:  # a list is no key
+        if self.info['format'] not in [*openers]:  # not `in openers`: a damaged file may have a list, which has no hash
             allowed = ' or '.join(openers)
             raise RuntimeProblem(f'{self.folder / MANIFEST}: format takes {allowed}, got {self.info["format"]!r}')
         library = _load_library(self.folder / self.info['library']) if 'library' in self.info else None
