@@ -143,51 +143,67 @@ def adapt_weights(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
             weights are not finite.
     """
-    names = {plain: name for name, plain in _plain_names_of(model).items()}  # in the model, by the plain name
+    name_in_model = {plain: name for name, plain in _plain_names_of(model).items()}
     state_dict = model.state_dict()
-    targets = {plain: state_dict[name] for plain, name in names.items()}
+    targets = {plain: state_dict[name] for plain, name in name_in_model.items()}
     report = LoadReport(checkpoint)
-    fitted: dict[str, Tensor] = {}
-    swins: dict[str, SwinWeights] = {}  # by the prefix of a backbone in the model
-    classifier_names: dict[str, str] = {}
     with name_in_errors(checkpoint):
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
             tensors = with_plain_names(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
-        for own_prefix, (backbone, family) in backbones_of(model).items():
-            around = prefix_around(own_prefix)
-            own_targets = {
-                key.removeprefix(own_prefix): value for key, value in targets.items() if key.startswith(own_prefix)
-            }
-            is_classifier = ends_in_classifier(own_targets, [key.removeprefix(around) for key in targets])
-            weights = find_swin(tensors, prefer=own_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
-            swins[own_prefix] = weights
-            _compare_sizes(weights, own_targets, tensors)
-            values = _fit_backbone(weights, own_targets, backbone, report)
-            fitted |= {own_prefix + key: value for key, value in values.items()}
-            parts = {'head': f'{around}head.fc'}
-            if is_classifier:
-                parts['norm'] = f'{own_prefix}norm{len(backbone.stages) - 1}'
-            classifier_names |= _classifier_names(weights, parts, targets)
-    own_prefix, weights = [*swins.items()][-1]
-    report.origin = weights.format.title + (f', prefix {weights.prefix!r}' if weights.prefix else '')
-    model_prefix = weights.prefix.removesuffix(own_prefix)  # of the whole model in the checkpoint, such as `model.`
-    candidates = {**_equal_names(tensors, swins, model_prefix), **classifier_names}
-    _fit_by_name(candidates, tensors, targets, names, fitted, report)
+        fitted, swins, classifier_names = _fit_backbones(model, tensors, targets, prefix, report)
+    last_prefix, last = [*swins.items()][-1]  # one for all: the backbones of a file have one origin
+    report.origin = last.format.title + (f', prefix {last.prefix!r}' if last.prefix else '')
+    source_root = last.prefix.removesuffix(last_prefix)  # of the whole model in the checkpoint, such as `model.`
+    candidates = {**_equal_names(tensors, swins, source_root), **classifier_names}
+    _fit_by_name(candidates, tensors, targets, name_in_model, fitted, report)
     for name in targets:  # peft keeps a module as it was before the training, beside the trained one
         trained = name.replace(f'.{UNTRAINED}.', '.')
         if name not in fitted and trained in fitted:
             fitted[name] = fitted[trained]
     _report_ignored(swins, candidates, fitted, report)
     missing = {key: value for key, value in targets.items() if key not in fitted}
-    report.missing = [names[key] for key in missing if key.startswith(tuple(swins))]
-    report.missing_elsewhere = [names[key] for key in missing if not key.startswith(tuple(swins))]
-    report.renamed = _find_renamed({names[key]: value for key, value in missing.items()}, tensors, swins, report)
-    result: Any = OrderedDict((names[key], value) for key, value in fitted.items())  # torch keeps _metadata on it
-    result._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), model_prefix)
+    report.missing = [name_in_model[key] for key in missing if key.startswith(tuple(swins))]
+    report.missing_elsewhere = [name_in_model[key] for key in missing if not key.startswith(tuple(swins))]
+    not_found = {name_in_model[key]: value for key, value in missing.items()}
+    report.renamed = _find_renamed(not_found, tensors, swins, report)
+    result: Any = OrderedDict((name_in_model[key], value) for key, value in fitted.items())
+    result._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), source_root)  # where torch reads it
     check_finite(model, result, checkpoint)
     report.loaded = list(result)
     return result, report
+
+
+def _fit_backbones(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    targets: Mapping[str, Tensor],
+    prefix: Optional[str],
+    report: LoadReport,
+) -> tuple[dict[str, Tensor], dict[str, SwinWeights], dict[str, str]]:
+    """Return the weights of all backbones of a model; the Swin of the checkpoint for each; a classifier's names.
+
+    The Swins are by the prefix of the backbone in the model. For the names see `_classifier_names`.
+    """
+    fitted: dict[str, Tensor] = {}
+    swins: dict[str, SwinWeights] = {}
+    classifier_names: dict[str, str] = {}
+    for target_prefix, (backbone, family) in backbones_of(model).items():
+        target_root = prefix_around(target_prefix)
+        own_targets = {
+            key.removeprefix(target_prefix): value for key, value in targets.items() if key.startswith(target_prefix)
+        }
+        is_classifier = ends_in_classifier(own_targets, [key.removeprefix(target_root) for key in targets])
+        weights = find_swin(tensors, prefer=target_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
+        swins[target_prefix] = weights
+        _compare_sizes(weights, own_targets, tensors)
+        values = _fit_backbone(weights, own_targets, backbone, report)
+        fitted |= {target_prefix + key: value for key, value in values.items()}
+        parts = {'head': f'{target_root}head.fc'}
+        if is_classifier:
+            parts['norm'] = f'{target_prefix}norm{len(backbone.stages) - 1}'
+        classifier_names |= _classifier_names(weights, parts, targets)
+    return fitted, swins, classifier_names
 
 
 def _classifier_names(weights: SwinWeights, parts: Mapping[str, str], targets: Mapping[str, Tensor]) -> dict[str, str]:
@@ -205,12 +221,12 @@ def _classifier_names(weights: SwinWeights, parts: Mapping[str, str], targets: M
     return names
 
 
-def _equal_names(tensors: Mapping[str, Tensor], swins: Mapping[str, SwinWeights], model_prefix: str) -> dict[str, str]:
-    """Return names in the model by those in the checkpoint: of necks, heads, and a backbone's own, as a mask token."""
+def _equal_names(tensors: Mapping[str, Tensor], swins: Mapping[str, SwinWeights], source_root: str) -> dict[str, str]:
+    """Return names in the model by those in the checkpoint: of necks, heads, and a mask token of a backbone."""
     backbone_prefixes = tuple(weights.prefix for weights in swins.values())
-    names = {key: key.removeprefix(model_prefix) for key in tensors if not key.startswith(backbone_prefixes)}
-    for own_prefix, weights in swins.items():
-        names |= {key: own_prefix + key.removeprefix(weights.prefix) for key in weights.ignored.get(UNKNOWN, [])}
+    names = {key: key.removeprefix(source_root) for key in tensors if not key.startswith(backbone_prefixes)}
+    for target_prefix, weights in swins.items():
+        names |= {key: target_prefix + key.removeprefix(weights.prefix) for key in weights.ignored.get(UNKNOWN, [])}
     return names
 
 
@@ -218,7 +234,7 @@ def _fit_by_name(
     candidates: Mapping[str, str],
     tensors: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],
-    names: Mapping[str, str],
+    name_in_model: Mapping[str, str],
     fitted: dict[str, Tensor],
     report: LoadReport,
 ) -> None:
@@ -230,7 +246,7 @@ def _fit_by_name(
         if value.shape == targets[name].shape:
             fitted[name] = value
         else:
-            report.other_shapes[names[name]] = tuple(value.shape)
+            report.other_shapes[name_in_model[name]] = tuple(value.shape)
             report.warnings.append(
                 f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
                 'model: it was not loaded'
@@ -250,17 +266,17 @@ def _report_ignored(
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
 
 
-def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], prefix: str) -> dict[str, dict[str, Any]]:
+def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], source_root: str) -> dict[str, dict[str, Any]]:
     """Return the metadata of a checkpoint, such as versions, by the names of a model's modules.
 
     Sizes are left out: the fitted weights have the model's.
 
     Args:
-        prefix: of the whole model's names in the checkpoint.
+        source_root: the prefix of the whole model's names in the checkpoint.
     """
     result = {}
     for name, _ in model.named_modules():
-        entry = metadata.get((prefix + without_wrappers(name)).rstrip('.'))
+        entry = metadata.get((source_root + without_wrappers(name)).rstrip('.'))
         if entry:
             result[name] = {key: value for key, value in entry.items() if key != SIZES_KEY}
     return result
