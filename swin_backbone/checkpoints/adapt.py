@@ -30,7 +30,14 @@ from .recognise import (
     without_wrappers,
 )
 from .report import LoadReport
-from .resize import adapt_input_channels, format_size, resize_embedding, resize_table, window_or_target
+from .resize import (
+    adapt_input_channels,
+    format_size,
+    map_size_or_target,
+    resize_embedding,
+    resize_table,
+    window_or_target,
+)
 from .shapes import PROJECTION, swin_sizes
 from .stored_sizes import SIZES_KEY
 
@@ -39,7 +46,9 @@ CLASSIFIER_NOTE = (
     'classifiers do not shift windows, and detectors and segmentors do: '
     "small_map='shrink' gives the classifier's features"
 )
-NO_TARGET = 'the backbone has no such weight'  # a reason to ignore a weight
+# Reasons to ignore a weight
+NO_TARGET = 'the backbone has no such weight'
+NO_OUTPUT = 'norms of outputs that the backbone does not emit'
 
 
 class Backbone(Protocol):
@@ -333,11 +342,12 @@ def _fit_backbone(
     """Return the weights of a backbone in the shapes of `targets`."""
     fitted = {}
     trained: dict[str, Size] = {}  # the window of each bias table
+    map_size: Optional[Size] = None  # of the position embedding
     without_target = []
     for key, value in weights.backbone.items():
         if key not in targets:
             if re.match(r'norm\d+\.', key):
-                report.ignored.setdefault('norms of outputs that the backbone does not emit', []).append(key)
+                report.ignored.setdefault(NO_OUTPUT, []).append(key)
             else:
                 without_target.append(key)
             continue
@@ -347,7 +357,8 @@ def _fit_backbone(
             trained[key] = window_or_target(value, weights.windows.get(key), target)
             value, change = resize_table(value, trained[key], target)
         elif key == 'absolute_pos_embed' and value.shape[2:] == shape[2:]:
-            value, change = resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
+            map_size = map_size_or_target(value, weights.map_size, backbone.pretrain_map_size)
+            value, change = resize_embedding(value, map_size, backbone.pretrain_map_size)
         elif key == PROJECTION and value.dim() == 4:
             value, change = adapt_input_channels(value, shape[1])
         if change:
@@ -365,21 +376,20 @@ def _fit_backbone(
     if is_classifier and backbone.small_map == 'pad' and CLASSIFIER_NOTE not in report.notes:
         report.notes.append(CLASSIFIER_NOTE)
     _compare_windows(trained, weights, backbone, report)
-    if 'absolute_pos_embed' in fitted:
-        _compare_maps(weights, backbone, report)
+    if map_size and weights.map_size is None:
+        _compare_maps(map_size, backbone.pretrain_map_size, report)
     return fitted
 
 
-def _compare_maps(weights: SwinWeights, backbone: Backbone, report: LoadReport) -> None:
-    """Warn if the patches of a position embedding are a guess: a square, or the rectangle of the backbone."""
-    change, size = report.resized.get('absolute_pos_embed', ''), backbone.pretrain_map_size
-    if weights.map_size is None and (change or size[0] != size[1]):
-        if not change:
+def _compare_maps(assumed: Size, target: Size, report: LoadReport) -> None:
+    """Warn that the patches of a position embedding are a guess: a square, or the rectangle of the backbone."""
+    if assumed != target or target[0] != target[1]:
+        if assumed == target:
             report.guesses.append('absolute_pos_embed')
-        source = change.removeprefix('position embedding from ').partition(' ')[0] or format_size(size)
+        kind = 'rectangle' if assumed == target else 'square'
         report.warnings.append(
-            f'absolute_pos_embed counts as the {source} patches of a {"square" if change else "rectangle"}, because '
-            'the file does not name the size. Patches of a rectangle load with the pretrain_img_size of the training'
+            f'absolute_pos_embed counts as the {format_size(assumed)} patches of a {kind}, because the file does not '
+            'name the size. Patches of a rectangle load with the pretrain_img_size of the training'
         )
 
 

@@ -19,7 +19,7 @@ from .heads import LEFT_OUT, canonical_heads, find_heads
 from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
-from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
+from .recognise import CLASSIFIER_REASONS, OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import index_of_window
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
@@ -104,9 +104,8 @@ def convert_checkpoint(
     _write(converted, file, format)
     if folder:
         write_whole(folder / CONFIG, config)
-    left_out = {
-        reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
-    }
+    written = CLASSIFIER_REASONS.values()
+    left_out = {reason: len(keys) for reason, keys in weights.ignored.items() if reason not in written}
     left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - num_used
     report = f'{source} ({weights.format.title}) to {target} ({format.title}): {len(converted)} tensors; left out: ' + (
         ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'

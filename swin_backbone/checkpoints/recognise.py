@@ -25,8 +25,9 @@ CONTAINERS = ('state_dict', 'model', UNAVERAGED_OF_MMENGINE, 'module')
 # Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
 CONTAINER_DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
-UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
-# Reasons, by the start of a name here
+# Reasons to ignore a weight
+UNKNOWN, OUTSIDE, COMPUTED = 'no part of a Swin backbone', 'outside the backbone', 'index tables and masks'
+# Reasons by the start of a name here
 CLASSIFIER_REASONS = {'norm': 'classification norm', 'head': 'classification head'}
 _MARKER_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _NUMBERS = re.compile(r'(?<=\.)\d+(?=\.)')  # of stages and blocks in names
@@ -168,7 +169,7 @@ def find_swin(
     for key, name in short.items():
         renamed, is_inside = canonical_name(name, format) or '', key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
-            reason = 'index tables and masks'
+            reason = COMPUTED
             _note_window(weights, renamed, tensors[key])
         elif renamed.startswith('head.') or (is_inside and renamed.startswith('norm.')):
             reason = CLASSIFIER_REASONS[renamed.partition('.')[0]]

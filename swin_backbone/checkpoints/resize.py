@@ -48,17 +48,20 @@ def resize_table(table_Rh: Tensor, source: Size, target: Size) -> tuple[Tensor, 
     return resized, f'bias tables from window {format_size(source)} to {format_size(target)}'
 
 
-def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size) -> tuple[Tensor, str]:
-    """Resize an absolute position embedding to `target` (height, width) patches; see `resize_table`."""
-    tokens = embedding_1TC.shape[1]
-    if source is None:
-        side = math.isqrt(tokens)
-        source = target if tokens == math.prod(target) else (side, side)
-    if math.prod(source) != tokens:
+def map_size_or_target(embedding_1TC: Tensor, known: Optional[Size], target: Size) -> Size:
+    """Return the (height, width) patches of an absolute position embedding; see `window_or_target`."""
+    tokens, side = embedding_1TC.shape[1], math.isqrt(embedding_1TC.shape[1])
+    size = known or (target if tokens == math.prod(target) else (side, side))
+    if math.prod(size) != tokens:
         raise CheckpointError(
             f'an absolute position embedding of {tokens} patches is for no square image, and for which rectangle it '
             'does not say; load it with the pretrain_img_size it was trained with'
         )
+    return size
+
+
+def resize_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> tuple[Tensor, str]:
+    """Resize an absolute position embedding to `target` (height, width) patches; see `resize_table`."""
     if source == target:
         return embedding_1TC, ''
     resized = _in_float32(resize_absolute_position_embedding, embedding_1TC, source, target)
@@ -133,5 +136,5 @@ def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, 
 
 
 def format_size(size: Size) -> str:
-    """Format a size."""
+    """Return a size as HxW, for messages."""
     return f'{size[0]}x{size[1]}'
