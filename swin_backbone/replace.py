@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from threading import local
-from typing import Any, NamedTuple, Optional, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 Forward = TypeVar('Forward', bound=Callable[..., Any])
 BACKENDS = ('auto', 'native', 'torch', 'triton')
@@ -74,13 +74,16 @@ def register_unsupported(forward: Callable[..., Any], backend: str, reason: str)
     register_replacement(forward, backend, lambda *_: reason)
 
 
-def is_left_to_torch(module: Any, *args: Any) -> Optional[bool]:
-    """Return whether torch runs a call of a module: no plan does, and no error stops it; None: no forward is marked."""
-    replacements = getattr(type(module).forward, 'replacements', None)
-    if replacements is None:
-        return None
+def is_replaceable(module: Any) -> bool:
+    """Return whether the forward of a module is marked."""
+    return hasattr(type(module).forward, 'replacements')
+
+
+def is_replaced(module: Any, *args: Any) -> bool:
+    """Return whether a call of a marked forward does not reach torch's: a plan runs, or a named backend raises."""
+    replacements = type(module).forward.replacements
     answers = [make_plan(module, *args) for backend, make_plan in replacements if module.backend in (backend, 'auto')]
-    return all(answer is None or (module.backend == 'auto' and not callable(answer)) for answer in answers)
+    return any(answer is not None and not (isinstance(answer, str) and module.backend == 'auto') for answer in answers)
 
 
 _disabled = local()

@@ -20,7 +20,7 @@ from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, tracer_of
 from ..positions import resize_absolute_position_embedding
-from ..replace import BACKENDS, is_left_to_torch, library_disabled, replaceable
+from ..replace import BACKENDS, is_replaceable, is_replaced, library_disabled, replaceable
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, build_norm, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
@@ -33,14 +33,14 @@ def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     `torch.utils.checkpoint`, with the library disabled: the recomputation must repeat the first run, even if the mode
     of torch that kept the library away has ended.
     """
-    # None: torch's checkpoint wraps the block as it is; a graph records the library's operator inside it
-    runs_torch = None if tracer_of(x_BHWC) else is_left_to_torch(block, x_BHWC)
-    if runs_torch is False:
-        y_BHWC: Tensor = block(x_BHWC)  # makes the plan again: hooks of the block run first
-        return y_BHWC
+    run: Callable[[Tensor], Tensor] = block
+    # A graph records the library's operator inside the checkpoint
+    if tracer_of(x_BHWC) is None and is_replaceable(block):
+        if is_replaced(block, x_BHWC):
+            return run(x_BHWC)  # makes the plan again: hooks of the block run first
+        run = partial(_run_in_torch, block)
     from torch.utils.checkpoint import checkpoint  # with torch 2.6, it imports sympy, which takes half a second
 
-    run = partial(_run_in_torch, block) if runs_torch else block
     return checkpoint(run, x_BHWC, use_reentrant=False)
 
 
