@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoints.adapt import adapt_weights
+from ..checkpoints.load import adapt_weights
 from ..checkpoints.recognise import swins_in
 from ..checkpoints.report import LoadReport
 

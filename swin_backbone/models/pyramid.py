@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints.adapt import load_checkpoint
+from ..checkpoints.load import load_checkpoint
 from ..checkpoints.stored_sizes import check_stored_sizes, write_sizes
 from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views

@@ -20,7 +20,7 @@ from ..options import DEFAULTS, Options, refuse_options
 from ..outputs import REPORT_JSON, lock_folder
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
-from .configs.published import find_weights, set_load_from
+from .configs.initial_weights import find_weights, set_load_from
 from .configs.training_settings import refuse_keys_of_options
 from .data.annotations import uses_masks
 from .data.prepare.config import describe_lost_weights

@@ -25,7 +25,7 @@ from ..options import DEFAULTS, TRAINING_OPTIONS, Options
 from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, get_setting
 from .configs.data_parts import list_dataset_configs
-from .configs.published import set_initial_weights
+from .configs.initial_weights import set_initial_weights
 from .configs.training_settings import apply_settings, describe_lr, scale_schedule, set_workers
 from .configs.visualizer import enable_vis
 from .data.balance import EpochPlan, apply_balance, plan_epoch

@@ -23,7 +23,7 @@ from helpers.models.small_models import Detector, lines, randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError
-from swin_backbone.checkpoints.adapt import adapt_weights
+from swin_backbone.checkpoints.load import adapt_weights
 from swin_backbone.models.simmim import SimMIMSwinBackbone
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'

@@ -26,7 +26,7 @@ names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
 NOT_RUN = re.compile(r'<!-- not run: .+ -->\n\Z')
 EXAMPLES = (
-    *('models.swin', 'models.swin_v2', 'checkpoints.adapt', 'checkpoints.convert'),
+    *('models.swin', 'models.swin_v2', 'checkpoints.load', 'checkpoints.convert'),
     *('openmmlab.swap.backbone', 'openmmlab.layer_decay', 'workbench.pictures.attention'),
 )
 

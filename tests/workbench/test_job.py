@@ -24,7 +24,7 @@ from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import get_setting
-from swin_backbone.workbench.configs.published import find_weights, set_load_from
+from swin_backbone.workbench.configs.initial_weights import find_weights, set_load_from
 from swin_backbone.workbench.export import export, predictor
 from swin_backbone.workbench.predict.predictor import Predictor
 from swin_backbone.workbench.report import collect

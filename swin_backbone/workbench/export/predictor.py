@@ -23,7 +23,7 @@ from ...options import Options
 from ...sizes import Size
 from ..configs.check import compare_classes, find_class_names
 from ..configs.data_parts import list_dataset_configs, require_data
-from ..configs.published import set_load_from
+from ..configs.initial_weights import set_load_from
 from ..data.load_picture import LoadPicture, drops_bits
 from ..data.media import Frame, check_not_truncated
 from ..pictures.colours import distinct_colours

@@ -6,9 +6,9 @@ from typing import Any, Optional
 import numpy as np
 from torch import Tensor, nn
 
-from ...checkpoints.adapt import adapt_weights, backbones_of
 from ...checkpoints.damage import check_finite
 from ...checkpoints.errors import CheckpointError
+from ...checkpoints.load import adapt_weights, backbones_of
 from ...checks import list_first
 from ..configs.check import CLASS_HEADS
 
