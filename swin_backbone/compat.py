@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Optional, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -24,6 +24,13 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 # Return whether hooks are registered for all modules of the process. Without torch's function: False.
 has_global_hooks: Callable[[], bool] = getattr(nn.modules.module, '_has_any_global_hook', bool)
+
+
+_functorch = getattr(torch._C, '_functorch', None)
+# Return the innermost transform of `torch.func`, or None. Without torch's function: None.
+peek_transform: Callable[[], Any] = getattr(_functorch, 'peek_interpreter_stack', lambda: None)
+# Return whether a tensor is a batch of `torch.autograd.functional`. Without torch's function: False.
+is_legacy_batched: Callable[[Tensor], bool] = getattr(_functorch, 'is_legacy_batchedtensor', lambda tensor: False)
 
 
 # Return whether `torch.export` is at work. Without torch's function: False, as under torch.compile.

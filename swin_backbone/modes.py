@@ -1,7 +1,7 @@
 """The modes of torch around a call: tracers, autocast, and tables that are cached in eager mode alone.
 
 Ask `tracer_of(x)` where a graph or a transform needs other operations than eager mode, `needs_torch_op()` before a call
-of the compiled library, and `may_be_batched(x)` before a read of memory. `compat.py` has torch's other private parts.
+of the compiled library, and `may_be_batched(x)` before a read of memory.
 """
 
 from collections import OrderedDict
@@ -14,14 +14,17 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .compat import constant_when_compiled, fake_mode, is_exporting, num_dispatch_modes
+from .compat import (
+    constant_when_compiled,
+    fake_mode,
+    is_exporting,
+    is_legacy_batched,
+    num_dispatch_modes,
+    peek_transform,
+)
 
 CACHED_BYTES = 2**26  # limit of each decorated function; about 40 picture sizes near 800x1344
 CACHED_TABLES = 16  # never evicted below this number: one picture size needs 8 (4 stages, with and without shift)
-
-_functorch = getattr(torch._C, '_functorch', None)
-_peek_transform: Callable[[], Any] = getattr(_functorch, 'peek_interpreter_stack', lambda: None)
-_is_legacy_batched: Callable[[Tensor], bool] = getattr(_functorch, 'is_legacy_batchedtensor', lambda tensor: False)
 
 
 def tracer_of(x: Tensor) -> Optional[str]:
@@ -35,8 +38,8 @@ def tracer_of(x: Tensor) -> Optional[str]:
         return 'torch.jit.trace'
     if x.device.type == 'meta':
         return 'the meta device'
-    has_tangents = getattr(torch.autograd.forward_ad, '_current_level', -1) >= 0
-    return 'torch.func' if has_tangents or _peek_transform() is not None else None
+    has_tangents = getattr(torch.autograd.forward_ad, '_current_level', -1) >= 0  # private: a function is a call more
+    return 'torch.func' if has_tangents or peek_transform() is not None else None
 
 
 def needs_torch_op() -> bool:
@@ -58,7 +61,7 @@ def may_be_batched(tensor: Tensor) -> bool:
 
     True under any transform of `torch.func` or forward-mode AD, and for a batch of `torch.autograd.functional`.
     """
-    return tracer_of(tensor) == 'torch.func' or _is_legacy_batched(tensor)
+    return tracer_of(tensor) == 'torch.func' or is_legacy_batched(tensor)
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
@@ -97,7 +100,7 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(build)
     def look_up(*arguments: Any) -> Tensor:
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-        if is_traced or _peek_transform() is not None:
+        if is_traced or peek_transform() is not None:
             return build(*arguments)
         key = fake_mode(), *arguments
         # A build without CUDA has no current stream.
