@@ -57,7 +57,7 @@ class Backbone(Protocol):
     stages: Sized
     window_size: Sequence[Size]  # of each stage
     small_map: str
-    pretrain_map_size: Size  # with a position embedding
+    pretrain_map_size: Size  # of a position embedding
     pretrained_window_sizes: Sequence[Optional[Size]]  # of Swin V2
 
 

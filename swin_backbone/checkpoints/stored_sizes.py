@@ -1,4 +1,4 @@
-"""Sizes of a backbone that its weights do not tell, in the metadata of its state_dict; index tables left out of a load.
+"""Sizes of a backbone that its weights do not tell, in the metadata of its state_dict.
 
 A bias table of 105 rows is for a window of 4x8 or 8x4, a position embedding of 32 patches for 4x8 or 8x4 patches.
 """
@@ -15,10 +15,10 @@ SIZES_KEY = 'swin_backbone'  # key of the sizes in the metadata of a backbone
 
 
 class StoredSizes(NamedTuple):
-    """Sizes in the metadata. A size that is missing or no size is None."""
+    """Sizes in the metadata. None where the metadata has no valid size."""
 
     windows: tuple[Optional[Size], ...] = ()  # of each stage
-    pretrained_windows: tuple[Optional[Size], ...] = ()  # of each stage of Swin V2
+    pretrained_windows: tuple[Optional[Size], ...] = ()  # of each stage of Swin V2; stored as 'scaled_by'
     map_size: Optional[Size] = None  # patches of the position embedding
 
 
@@ -28,7 +28,7 @@ def write_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str,
     metadata[SIZES_KEY] = dict(
         window_size=backbone.window_size,
         scaled_by=[size or window for size, window in zip(pretrained, backbone.window_size)],
-        map_size=getattr(backbone, 'pretrain_map_size', None),
+        map_size=None if backbone.absolute_pos_embed is None else backbone.pretrain_map_size,
     )
 
 
@@ -47,6 +47,12 @@ def _size(size: Any) -> Optional[Size]:
     return size if is_size else None
 
 
+def drop_index_tables(backbone: Any, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Leave index tables out: a pre-hook of `load_state_dict`."""
+    for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
+        del state_dict[key]
+
+
 def check_stored_sizes(
     backbone: Any,
     state_dict: dict[str, Tensor],
@@ -57,12 +63,10 @@ def check_stored_sizes(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Leave index tables out, and report weights of another size in an equal shape: a pre-hook of `load_state_dict`.
+    """Report weights of another size in an equal shape: a pre-hook of `load_state_dict`.
 
     `load_checkpoint` resizes these weights.
     """
-    for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
-        del state_dict[key]
     sizes = read_sizes(metadata)
     pairs = [
         (f'stages.{stage}.blocks.0.{weight}', window, backbone.window_size[stage])
@@ -70,8 +74,7 @@ def check_stored_sizes(
         for weight in (BIAS_TABLE, SPATIAL_MLP)
     ]
     parameters = dict(backbone.named_parameters())
-    map_size = getattr(backbone, 'pretrain_map_size', None)
-    for name, source, target in (*pairs, ('absolute_pos_embed', sizes.map_size, map_size)):
+    for name, source, target in (*pairs, ('absolute_pos_embed', sizes.map_size, backbone.pretrain_map_size)):
         value, parameter = state_dict.get(prefix + name), parameters.get(name)
         if source in (None, target) or value is None or parameter is None or value.shape != parameter.shape:
             continue

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints.load import load_checkpoint
-from ..checkpoints.stored_sizes import check_stored_sizes, write_sizes
+from ..checkpoints.stored_sizes import check_stored_sizes, drop_index_tables, write_sizes
 from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, tracer_of
@@ -79,7 +79,7 @@ class SwinStage(nn.Module):
         """Return the output of the blocks, in the shape of the input (B, H, W, C), and the input of the next stage.
 
         Args:
-            needs_next: whether the input of the next stage is needed. If not, the second output is the first.
+            needs_next: False: the patch merging does not run, and the output of the blocks is returned twice.
         """
         can_checkpoint = tracer_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
@@ -103,7 +103,7 @@ class MergingFirstStage(SwinStage):
 
     def forward(self, x_BHWC: Tensor, needs_next: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output of the blocks, which is the input of the next stage too."""
-        return super().forward(self.downsample(x_BHWC), False)
+        return super().forward(self.downsample(x_BHWC), False)  # no merging after the blocks
 
 
 class SwinPyramid(nn.Module):
@@ -167,8 +167,8 @@ class SwinPyramid(nn.Module):
 
         self.patch_embed = PatchEmbed(in_channels, widths[0], patch, norm_cfg if patch_norm else None)
         height, width = check_size('pretrain_img_size', pretrain_img_size)
+        self.pretrain_map_size = rows, columns = (height // patch[0], width // patch[1])
         if use_abs_pos_embed:
-            self.pretrain_map_size = rows, columns = height // patch[0], width // patch[1]
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, rows * columns, widths[0]))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
@@ -210,6 +210,7 @@ class SwinPyramid(nn.Module):
             self.add_module(f'norm{stage}', build_norm(norm_cfg, widths[stage]))
 
         self._register_state_dict_hook(write_sizes)  # type: ignore[no-untyped-call]  # of torch
+        self._register_load_state_dict_pre_hook(drop_index_tables, with_module=True)  # type: ignore[no-untyped-call]  # of torch
         self._register_load_state_dict_pre_hook(check_stored_sizes, with_module=True)  # type: ignore[no-untyped-call]  # of torch
         self._freeze()
         self.backend = backend
@@ -242,7 +243,7 @@ class SwinPyramid(nn.Module):
         emitted = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
         if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
             x_BCHW = x_BCHW.float()  # autocast does not cast float64
-        with symbolic_views() if is_exporting() else nullcontext():  # `symbolic_views` asks again; eager mode skips it
+        with symbolic_views() if is_exporting() else nullcontext():  # a call fewer in eager mode
             x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
                 x_BHWC = hide(x_BHWC)
