@@ -1,7 +1,8 @@
 """Swin Transformer backbones for torch and the OpenMMLab toolboxes.
 
 A name is imported at its first use. The classes are registered in mmengine's registries once mmengine is imported:
-before this package, with it or later. Nothing else changes in other packages.
+before this package, with it or later. An mmcv without compiled operators finds those of
+`openmmlab/mmcv_ops/`. Nothing is replaced.
 """
 
 from functools import partial

@@ -43,9 +43,11 @@ def log_spaced_coordinates(
     log2(1 + x) / 3: the largest becomes 1.057. A larger window has larger offsets.
     """
     # float64 on the CPU, because MPS has no float64. A compiled graph computes on its own device, except on MPS.
-    source = device if torch.compiler.is_compiling() and device.type != 'mps' else torch.device('cpu')
+    compute_device = device if torch.compiler.is_compiling() and device.type != 'mps' else torch.device('cpu')
     axes = []
     for length, pretrained in zip(window_size, pretrained_window):
-        offsets = torch.arange(1 - length, length, device=source, dtype=torch.float64) * (8 / max(1, pretrained - 1))
+        offsets = torch.arange(1 - length, length, device=compute_device, dtype=torch.float64) * (
+            8 / max(1, pretrained - 1)
+        )
         axes.append(offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(8))
     return torch.cartesian_prod(*axes).to(dtype).to(device)

@@ -2,8 +2,8 @@
 
 `models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call asks
 the replacements of the module's backend for a plan, in order, and runs the first. Without a plan, torch's forward runs
-under 'auto', and a named backend raises `CannotRun`. A forward that has no replacement of the named backend runs in
-torch.
+under 'auto'. A named backend raises `CannotRun` if its replacement gives a reason. A forward that has no replacement of
+the named backend runs in torch.
 
 Every backend respects what a user has changed on a module: a replacement computes only modules that are as built.
 """
@@ -46,11 +46,11 @@ def replaceable(forward: Forward) -> Forward:
     The marked forward raises `CannotRun`, a ValueError, if the replacement of the named backend returns a reason.
     """
     replacements: list[Replacement] = []
-    parameters = signature(forward)
+    call_signature = signature(forward)
 
     @wraps(forward)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        module, *others = parameters.bind(*args, **kwargs).args if kwargs else args
+        module, *others = call_signature.bind(*args, **kwargs).args if kwargs else args
         for backend, make_plan in replacements:
             if module.backend in (backend, 'auto'):
                 answer = make_plan(module, *others)

@@ -4,7 +4,8 @@ Matched to peft 0.21. Beside LAYER.base_layer.weight (D, C) are LAYER.lora_A.ADA
 LAYER.lora_B.ADAPTER.weight (D, r). A `LoraSwinBackbone` saves LAYER.weight and the matrices. The layer computes
 weight + scale * lora_B lora_A. The scale is a setting: the metadata of a `LoraSwinBackbone` has the scales of the
 adapters in use, other files have none. A module that is trained whole has MODULE.modules_to_save.ADAPTER.weight, and as
-MODULE.original_module.weight the weight before the training. A layer or module whose adapters are off has no scales.
+MODULE.original_module.weight the weight before the training. The scales of a layer or module whose adapters are off
+are {}.
 """
 
 import re
@@ -31,7 +32,7 @@ def has_adapters(names: Iterable[str]) -> bool:
 
 
 def without_adapters(name: str) -> str:
-    """Return the name of a weight in a model without adapters. Other weights, as matrices, keep their names."""
+    """Return the name of a weight in a model without adapters. Other weights, such as matrices, keep their names."""
     return _TRAINED.sub(r'\1.\2', name.replace(f'.{BASE_LAYER}.', '.'))
 
 
@@ -45,7 +46,7 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model without adapters, with equal outputs.
 
     Raises:
-        CheckpointError: if the scale of an adapter is unknown, or the adapter is another than LoRA of a linear layer.
+        CheckpointError: if the scale of an adapter is unknown, or an adapter is not LoRA of a linear layer.
     """
     scales = scales_in(getattr(tensors, '_metadata', {}))
     merged, matrices, unknown = {}, {}, []
@@ -56,7 +57,7 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             matrices[matrix.groups()] = value
         elif whole := trained or untrained:
             owner, leaf = whole.groups()
-            adapters_are_off = owner in scales
+            adapters_are_off = owner in scales  # a module that is trained whole has an entry only then
             if bool(untrained) == adapters_are_off:  # otherwise the model does not use it
                 if f'{owner}.{leaf}' in merged:  # of another adapter
                     unknown.append(name)

@@ -1,4 +1,4 @@
-"""Classes for configs: backbones, and the global attention layer. `swin_backbone.load` opens a trained detector."""
+"""Classes for configs: backbones, and the global attention layer."""
 
 from importlib import import_module
 from importlib.util import find_spec

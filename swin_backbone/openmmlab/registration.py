@@ -1,4 +1,4 @@
-"""What an import of this package adds to mmengine: the backbones in its root registry, and this package's log lines."""
+"""What an import of this package adds to mmengine: backbones in the root registry, and this package's log lines."""
 
 import logging
 

@@ -16,8 +16,8 @@ from ...replace import replaceable
 from ...sizes import Size
 from ..windows import EDGE_SLICES, Windows, edge_masks, relative_position_bias
 
-# Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention. A graph has them
-# on every device: exporters know these operators, and a graph cannot record the flag that `_attend_fused` sets.
+# Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention. A graph has the
+# products on every device: exporters know them, and a graph cannot record the flag that `_attend_fused` sets.
 MATMUL_ATTENTION_DEVICES = {'cpu'}
 Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_SLICES`, its mask (N, N))
 
@@ -61,9 +61,9 @@ class BaseAttention(nn.Module):
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
-            for index, masked_NN in edges:
+            for edge, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.
-                logits_LhNN.detach().unflatten(0, window_grid)[index].masked_fill_(masked_NN, -torch.inf)
+                logits_LhNN.detach().unflatten(0, window_grid)[edge].masked_fill_(masked_NN, -torch.inf)
             # The dtype is given, because autocast would choose float32. Sums of a softmax are in float32 in any dtype.
             probs_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
             y_LNC = (F.dropout(probs_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
@@ -87,9 +87,9 @@ def _attend_fused(
             return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale).transpose(1, 2)
 
     y_LNhd = attend(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
-    for index, masked_NN in edges:
-        qkv_edge = [x.unflatten(0, window_grid)[index].flatten(0, 2) for x in qkv]
-        y_edge = y_LNhd.unflatten(0, window_grid)[index]
+    for edge, masked_NN in edges:
+        qkv_edge = [x.unflatten(0, window_grid)[edge].flatten(0, 2) for x in qkv]
+        y_edge = y_LNhd.unflatten(0, window_grid)[edge]
         y_edge.copy_(attend(bias_LhNN.masked_fill(masked_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
     return y_LNhd.flatten(2)
 

@@ -63,7 +63,7 @@ class BaseBlock(nn.Module):
     def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
-        (Wh, Ww), (down, right) = self.window_size, self.shift  # may be lists, which are not hashable
+        (Wh, Ww), (down, right) = self.window_size, self.shift  # tuples for `cached_table`: a user may set lists
         if self.small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
             (Wh, Ww), (down, right) = fit_window(H, W, (Wh, Ww), (down, right))
         return Windows(H, W, (Wh, Ww), (down, right), self.mask_padding)

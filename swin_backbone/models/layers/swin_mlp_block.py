@@ -68,7 +68,7 @@ class SwinMLPBlock(BaseBlock):
     def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps. A shift pads the maps, and does not roll them.
 
-        Of a shrunk window only the missing shift counts: the weights fit one window.
+        Where `small_map='shrink'` would shrink the window, it only drops the shift: the weights fit one size of window.
         """
         windows, (Wh, Ww) = super().windows(x_BHWC), self.window_size
         down, right = windows.shift
