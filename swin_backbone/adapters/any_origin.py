@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..checkpoints.load import adapt_weights
-from ..checkpoints.recognise import swins_in
+from ..checkpoints.recognise import find_formats
 from ..checkpoints.report import LoadReport
 
 
@@ -25,7 +25,7 @@ def fit_any_origin(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[
         CheckpointError: (a ValueError) for a Swin of another family, depth or width.
     """
     targets = module.state_dict()
-    if all(key in tensors for key in targets) or not swins_in(tensors):
+    if all(key in tensors for key in targets) or not find_formats(tensors):
         return tensors, LoadReport('state_dict')
     if all(key in targets and value.shape == targets[key].shape for key, value in tensors.items()):
         fitted, report = copy.copy(tensors), LoadReport('state_dict')

@@ -19,7 +19,7 @@ from .heads import LEFT_OUT, canonical_heads, find_heads
 from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
-from .recognise import CLASSIFIER_REASONS, OUTSIDE, SwinWeights, find_swin, tensors_of
+from .recognise import CLASSIFIER_REASONS, OUTSIDE, SwinWeights, extract_swin, tensors_of
 from .resize import index_of_window
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
@@ -81,7 +81,7 @@ def convert_checkpoint(
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
             tensors = merge_adapters(tensors)
-        weights = find_swin(tensors)
+        weights = extract_swin(tensors)
         family, name = weights.format.family, 'mmdet' if to == 'mmseg' else to
         if (family, name) not in WRITTEN:
             names = ', '.join(known for other, known in WRITTEN if other == family)
@@ -125,13 +125,13 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}
 
 
-def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:
+def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head_name: str) -> tuple[dict[str, Tensor], int]:
     """Return neck and heads of the model around a backbone, and the number of their tensors in the checkpoint."""
     outside = {key: tensors[key] for key in weights.ignored.get(OUTSIDE, [])}
-    heads = find_heads(outside)
-    if heads is not None:
+    origin = find_heads(outside)
+    if origin is not None:
         used = {key: value for key, value in outside.items() if not LEFT_OUT.match(key)}
-        return canonical_heads(used, heads, head), len(used)
+        return canonical_heads(used, origin, head_name), len(used)
     model, is_backbone, _ = weights.prefix.rpartition('backbone.')
     if not is_backbone:
         return {}, 0

@@ -4,7 +4,7 @@ A row is (name here, name there). Names here are mmdet's and mmseg's. `norm` and
 norm and its head, which a backbone lacks. {s} is a stage, {b} a block; {s+1}, {2s+1}, {2s+2} are an origin's numbers
 for stage s. The first row that matches the beginning of a name renames it; the rest of the name is kept.
 
-Names alone decide: see `recognise.find_swin`. Values differ from ours in two ways;
+Names alone decide: see `recognise.extract_swin`. Values differ from ours in two ways;
 `to_canonical` and `from_canonical` convert them.
 
 | origin | block | patch merging behind stage s | columns of merging | query, key, value |
@@ -207,13 +207,13 @@ OFFICIAL_MLP = OFFICIAL._replace(title='microsoft/Swin-Transformer, Swin-MLP', f
 OWN_MLP = MMDET._replace(title='SwinMLPBackbone', family=MLP)
 
 # Recognised origins. The first of two with equal names of blocks is taken; `recognise` then tells the two apart.
-ALL = (
+ALL_FORMATS = (
     *(OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE, MMPRETRAIN),
     *(OFFICIAL_V2, OWN_V2, TIMM_V2, TORCHVISION_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
     *(OFFICIAL_MLP, OWN_MLP),
 )
 # Formats to write, by family and name. mmpretrain's is missing, because mmpretrain reads mmdet's.
-WRITTEN = {(format.family, format.name): format for format in ALL if format.name != 'mmpretrain'}
+WRITTEN = {(format.family, format.name): format for format in ALL_FORMATS if format.name != 'mmpretrain'}
 
 _QKV = ('query', 'key', 'value')
 

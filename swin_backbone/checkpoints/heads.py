@@ -130,20 +130,20 @@ def find_heads(tensors: dict[str, Tensor]) -> Optional[TaskHeads]:
     return next((heads for heads in ORIGINS if any(re.fullmatch(heads.marker, key) for key in tensors)), None)
 
 
-def canonical_heads(tensors: dict[str, Tensor], heads: TaskHeads, head: str) -> dict[str, Tensor]:
+def canonical_heads(tensors: dict[str, Tensor], origin: TaskHeads, head_name: str) -> dict[str, Tensor]:
     """Return necks and heads under their names here.
 
     Args:
         tensors: tensors outside the backbone, without those of `LEFT_OUT`.
-        head: name of a Mask2Former's head: 'panoptic_head' in mmdet, 'decode_head' in mmseg.
+        head_name: of a Mask2Former's head: 'panoptic_head' in mmdet, 'decode_head' in mmseg.
 
     Raises:
         CheckpointError: if a tensor has no name here.
     """
     renamed = {}
     for key, value in fuse(tensors, ('q_proj', 'k_proj', 'v_proj'), 'in_proj_').items():  # as `nn.MultiheadAttention`
-        name = rename(key, heads.rows, source=1)
+        name = rename(key, origin.rows, source=1)
         if name is None:
-            raise CheckpointError(f'{key} is no weight that a {heads.title} has')
-        renamed[name.replace(HEAD, head)] = value
+            raise CheckpointError(f'{key} is no weight that a {origin.title} has')
+        renamed[name.replace(HEAD, head_name)] = value
     return renamed

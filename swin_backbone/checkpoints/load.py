@@ -22,10 +22,10 @@ from .recognise import (
     UNKNOWN,
     SwinWeights,
     ends_in_classifier,
-    find_swin,
+    extract_swin,
+    find_formats,
     prefix_around,
     shorten_names,
-    swins_in,
     tensors_of,
     without_wrappers,
 )
@@ -78,7 +78,7 @@ def backbones_of(model: nn.Module) -> dict[str, Target]:
     }
     return {
         prefix: Target(modules[prefix.rstrip('.')], format.family)
-        for prefix, format in swins_in(_plain_names_of(model).values()).items()
+        for prefix, format in find_formats(_plain_names_of(model).values()).items()
         if format.name == 'mmdet' and prefix.rstrip('.') in modules
     }
 
@@ -203,7 +203,7 @@ def _fit_backbones(
             key.removeprefix(target_prefix): value for key, value in targets.items() if key.startswith(target_prefix)
         }
         is_classifier = ends_in_classifier(own_targets, [key.removeprefix(target_root) for key in targets])
-        weights = find_swin(tensors, prefer=target_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
+        weights = extract_swin(tensors, prefer=target_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
         swins[target_prefix] = weights
         _compare_sizes(weights, own_targets, tensors)
         values = _fit_backbone(weights, own_targets, backbone, report)

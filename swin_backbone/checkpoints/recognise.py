@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sizes import Size
 from .damage import check_axes, check_floating, check_tables
 from .errors import CheckpointError
-from .formats import ALL, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
+from .formats import ALL_FORMATS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
 from .resize import window_of_coordinates, window_of_index, window_of_table
 from .stored_sizes import StoredSizes, read_sizes
 
@@ -123,10 +123,10 @@ def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
     names = [name for name, entry in entries.items() if _holds_swin(entry, CONTAINER_DEPTH)]
     names = names or [name for name in entries if name in CONTAINERS]
-    return entries[min(names, key=_rank)] if names else None
+    return entries[min(names, key=_container_rank)] if names else None
 
 
-def _rank(name: str) -> int:
+def _container_rank(name: str) -> int:
     """Return the rank of an entry among the entries of a checkpoint with weights."""
     if _AVERAGED.search(name) and name != UNAVERAGED_OF_MMENGINE:
         return -1
@@ -134,12 +134,12 @@ def _rank(name: str) -> int:
 
 
 def _holds_swin(entry: dict[Any, Any], depth: int) -> bool:
-    if swins_in(without_wrappers(str(key)) for key in entry):
+    if find_formats(without_wrappers(str(key)) for key in entry):
         return True
     return depth > 0 and any(_holds_swin(inner, depth - 1) for inner in entry.values() if isinstance(inner, dict))
 
 
-def find_swin(
+def extract_swin(
     tensors: dict[str, Tensor],
     prefer: str = 'backbone.',
     prefix: Optional[str] = None,
@@ -160,11 +160,11 @@ def find_swin(
         CheckpointError: if no Swin is found, weights are no floating numbers, or a bias table is for another window
             than the file names.
     """
-    format, prefix = _choose_swin(tensors, prefer, prefix, family)
+    format, prefix = _choose_prefix(tensors, prefer, prefix, family)
     around = prefix_around(prefix)  # where a head is
     short = {key: key.removeprefix(prefix if key.startswith(prefix) else around) for key in tensors}
     names = {short[key] for key in tensors if key.startswith(prefix)}
-    format = _refine(format, names, set(short.values()), keeps_norm)
+    format = _tell_apart(format, names, set(short.values()), keeps_norm)
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
         renamed, is_inside = canonical_name(name, format) or '', key.startswith(prefix)
@@ -190,9 +190,11 @@ def find_swin(
     return weights
 
 
-def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], family: Optional[str]) -> tuple[Format, str]:
-    """Return the format and the prefix of a Swin backbone; see `find_swin`."""
-    any_family = swins_in(names)
+def _choose_prefix(
+    names: Collection[str], prefer: str, asked: Optional[str], family: Optional[str]
+) -> tuple[Format, str]:
+    """Return the format and the prefix of a Swin backbone; see `extract_swin`."""
+    any_family = find_formats(names)
     formats = {prefix: format for prefix, format in any_family.items() if family in (None, format.family)}
     if not formats:
         if any_family:
@@ -201,15 +203,16 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
         raise CheckpointError(
             f'it holds no weight of a Swin Transformer under a known name; its first names are {list(names)[:5]}'
         )
-    if prefix is not None:
-        asked = f'{prefix.rstrip(".")}.'.lstrip('.')
-        for prefix in (asked, without_wrappers(asked)):
-            at_prefix = swins_in(name.removeprefix(prefix) for name in names if name.startswith(prefix)).get('')
-            if at_prefix is not None and family in (None, at_prefix.family):
-                return at_prefix, prefix
+    if asked is not None:
+        asked = f'{asked.rstrip(".")}.'.lstrip('.')
+        for candidate in (asked, without_wrappers(asked)):
+            inside = [name.removeprefix(candidate) for name in names if name.startswith(candidate)]
+            format = find_formats(inside).get('')
+            if format is not None and family in (None, format.family):
+                return format, candidate
         raise CheckpointError(f'it holds no Swin Transformer at prefix {asked!r}, but at {sorted(formats)}')
-    prefix = min(formats, key=lambda name: (name != prefer, not _AVERAGED.search(name), len(name)))
-    return formats[prefix], prefix
+    best = min(formats, key=lambda prefix: (prefix != prefer, not _AVERAGED.search(prefix), len(prefix)))
+    return formats[best], best
 
 
 def _note_window(weights: SwinWeights, name: str, table: Tensor) -> None:
@@ -240,7 +243,7 @@ def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
     weights.map_size = sizes.map_size or weights.map_size
 
 
-def swins_in(names: Iterable[str]) -> dict[str, Format]:
+def find_formats(names: Iterable[str]) -> dict[str, Format]:
     """Return the format of each Swin backbone by the prefix of its names.
 
     Markers of other blocks tell the prefix of a backbone that lacks the marker of its first block.
@@ -250,7 +253,7 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
     for key in names:
         if key.endswith(_MARKER_ENDS):
             starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
-            for start, format in itertools.product(starts, ALL):
+            for start, format in itertools.product(starts, ALL_FORMATS):
                 renamed, marker = canonical_name(key[start:], format), MARKERS[format.family]
                 if renamed and _NUMBERS.sub('0', renamed) == marker:
                     (swins if renamed == marker else lacking)[key[:start]] = format
@@ -258,9 +261,9 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
     return swins or lacking
 
 
-def _refine(format: Format, backbone_names: set[str], all_names: set[str], keeps_norm: bool) -> Format:
+def _tell_apart(format: Format, backbone_names: set[str], all_names: set[str], keeps_norm: bool) -> Format:
     """Tell origins with the same names of blocks apart."""
-    others = {other.name: other for other in ALL if other.family == format.family}
+    others = {other.name: other for other in ALL_FORMATS if other.family == format.family}
     mergings = [key for key in backbone_names if '.downsample.' in key]
     begins_with_merging = bool(mergings) and not any(key.startswith('layers.0.') for key in mergings)
     if format.name == 'official' and (begins_with_merging or (not mergings and 'head.fc.weight' in all_names)):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...checkpoints.recognise import find_swin, tensors_of
+from ...checkpoints.recognise import extract_swin, tensors_of
 from ...checkpoints.resize import resize_table, window_of_table
 from ...positions import log_spaced_coordinates
 from ...sizes import Size
@@ -31,7 +31,7 @@ def find_bias_tables(
     Raises:
         ValueError: if the checkpoint has no such block or no Swin, or its window is unknown.
     """
-    weights = find_swin(tensors_of(loaded))
+    weights = extract_swin(tensors_of(loaded))
     prefix = f'stages.{stage - 1}.blocks.{block - 1}.attn.w_msa.'
     weights_of_block = {
         name.removeprefix(prefix): value for name, value in weights.backbone.items() if name.startswith(prefix)
