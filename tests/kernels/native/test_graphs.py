@@ -1,6 +1,6 @@
 """Graphs and dispatch modes record the library's layers as operators of torch, with the results of eager mode.
 
-tests/models/modes compile whole backbones, and tests/kernels/foreign layers of other packages.
+tests/models/under_torch_modes compile whole backbones, and tests/kernels/foreign layers of other packages.
 """
 
 import copy

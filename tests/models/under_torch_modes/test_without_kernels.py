@@ -70,7 +70,7 @@ def alone(tmp_path_factory):
 
 def test_the_numbers_are_equal(alone):
     code = f'import test_without_kernels; test_without_kernels.save_alone({str(alone / "results.pt")!r})'
-    path = os.pathsep.join(map(str, [alone, ROOT / 'tests', ROOT / 'tests' / 'models' / 'modes']))
+    path = os.pathsep.join(map(str, [alone, ROOT / 'tests', ROOT / 'tests' / 'models' / 'under_torch_modes']))
     run_python('-c', WITHOUT_KERNELS + code, folder=alone, path=path, OMP_NUM_THREADS=str(torch.get_num_threads()))
     found, expected = torch.load(alone / 'results.pt'), results('torch')
     assert len(found) == len(expected) > 100
