@@ -195,8 +195,8 @@ parity: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) -m benchmarks.parity --jobs 2 $(PARITY)
 
 docs: install $(STAMP)-docs
-	$(RUN) docs/api.py
-	$(RUN) docs/options.py
+	$(RUN) docs/write_api.py
+	$(RUN) docs/write_options.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # Checkpoints of the demos are made first, unless they exist.

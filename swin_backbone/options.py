@@ -1,7 +1,7 @@
 """The options that tools share. A field of `Options` has the type, default, help and unit of an option.
 
 The command lines, the keywords of `load` and `Model.train`, and docs/reference/options.md in two languages
-(docs/options.py) are made from these fields.
+(docs/write_options.py) are made from these fields.
 """
 
 # ruff: noqa: RUF009, `_option` returns a field of its own for each option

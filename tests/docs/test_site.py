@@ -170,17 +170,17 @@ def test_examples_of_docstrings(module):
 
 
 def test_the_python_reference_is_what_the_docstrings_make():
-    api = runpy.run_path(str(ROOT / 'docs' / 'api.py'))
-    assert api['PAGE'].read_text(encoding='utf-8') == api['page'](), 'python docs/api.py writes the page'
+    api = runpy.run_path(str(ROOT / 'docs' / 'write_api.py'))
+    assert api['PAGE'].read_text(encoding='utf-8') == api['page'](), 'python docs/write_api.py writes the page'
     names = {name for section in api['SECTIONS'].values() for name in section}
     assert {name for name in swin_backbone.__all__ if name != '__version__'} <= names
 
 
 @pytest.mark.parametrize('language', ['', 'zh_cn'])
 def test_the_pages_of_options_are_what_the_table_makes(language):
-    options = runpy.run_path(str(ROOT / 'docs' / 'options.py'))
+    options = runpy.run_path(str(ROOT / 'docs' / 'write_options.py'))
     written = options['PAGES'][language].read_text(encoding='utf-8')
-    assert written == options['page'](language), 'python docs/options.py writes the pages'
+    assert written == options['page'](language), 'python docs/write_options.py writes the pages'
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Write docs/reference/api.md, the Python reference, from the docstrings of the package: python docs/api.py."""
+"""Write docs/reference/api.md, the Python reference, from the docstrings of the package: python docs/write_api.py."""
 
 import inspect
 import re
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / 'docs' / 'reference' / 'api.md'
 HEAD = """# Python reference
 
-This page is for users of `import swin_backbone`. `python docs/api.py` writes the page from the docstrings. The tests
-run all examples.
+This page is for users of `import swin_backbone`. `python docs/write_api.py` writes the page from the docstrings. The
+tests run all examples.
 
 ## What is stable
 

@@ -1,4 +1,4 @@
-"""Write the pages of the shared options, in two languages, from the table of the package: python docs/options.py."""
+"""Write the pages of the shared options, in two languages, from the package's table: python docs/write_options.py."""
 
 import argparse
 import inspect
@@ -14,8 +14,9 @@ PAGES = {language: ROOT / 'docs' / language / 'reference' / 'options.md' for lan
 HEAD = """# Options
 
 This page is for users of the command line and of `load`: the options that several tools share, in the order of every
-`--help`, and their names in Python. [Command lines](tools.md) has the tools. `python docs/options.py` writes the page
-from `swin_backbone/options.py`, of which the command lines and the arguments of `load` and `Model.train` are made too.
+`--help`, and their names in Python. [Command lines](tools.md) has the tools. `python docs/write_options.py` writes the
+page from `swin_backbone/options.py`, of which the command lines and the arguments of `load` and `Model.train` are made
+too.
 
 | option | in Python | value |
 |---|---|---|
