@@ -16,7 +16,7 @@ CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_da
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
-LABELME_MARKS = ['__ignore__', '_background_']  # no classes: they begin labelme's labels.txt, and count from -1
+LABELME_MARKS = ['__ignore__', '_background_']  # begin labelme's labels.txt: no class, of value -1, and the ground
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 # A line of CVAT's labelmap.txt: name:R,G,B:parts:actions. Labels of boxes may have no colour
 LABELMAP = re.compile(r'([^:]+):(?:\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*)?:.*')
@@ -45,9 +45,9 @@ class DataFolder(NamedTuple):
     ann_files: list[Path]
     result_folders: list[str]
     only_file: Optional[Path]
-    given_classes: Optional[Sequence[str]] = None
-    with_masks: bool = False
-    skip_unreadable: bool = False
+    given_classes: Optional[Sequence[str]]
+    with_masks: bool
+    skip_unreadable: bool
 
     def find_by_suffix(self, *suffixes: str) -> list[Path]:
         """Return the whole paths of the annotation files with a suffix."""

@@ -53,7 +53,7 @@ def write_index(
     Raises:
         DataError: if pictures cannot be split, or annotations are wrong.
     """
-    by_split, lines = _split(records)
+    by_split, lines = _split(scope, records)
     write: Any = dict(mmdet=_write_objects, mmseg=_write_labels, mmpretrain=_write_classes)[scope]
     if scope == 'mmdet':  # each image once: a picture may be in two splits
         images = [image for annotated in records.by_split.values() for image in chain.from_iterable(annotated.values())]
@@ -61,7 +61,7 @@ def write_index(
     summary = [f'data in {folder.root}: {records.layout}']
     splits = {}
     for split, annotated in by_split.items():
-        splits[split], texts = write(folder, index_folder / split, annotated, records)
+        splits[split], texts = write(folder, index_folder, split, annotated, records)
         summary.append(format_line(split, *texts))
         scored = 'test' if split == 'test' else 'validation'
         faults = find_class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
@@ -70,13 +70,13 @@ def write_index(
     return splits, [*summary, classes, *lines, *records.lines]
 
 
-def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
+def _split(scope: str, records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     """Return the annotations of the pictures of each split, and lines of the summary."""
     by_split = dict(records.by_split)
     lines: list[str] = []
     if UNSPLIT in by_split:
         unsplit = by_split.pop(UNSPLIT)
-        if records.lists.pictures or not all(isinstance(annotation, str) for annotation in unsplit.values()):
+        if records.lists.pictures or scope != 'mmpretrain':
             lists, lines = split_pictures(list(unsplit), records.lists)
         else:
             lists, lines = draw_by_class(unsplit)
@@ -128,11 +128,11 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
 
 
 def _write_objects(
-    folder: DataFolder, target: Path, annotated: Mapping[Path, list[AnnotatedImage]], records: Records
+    folder: DataFolder, index_folder: Path, split: str, annotated: Mapping[Path, list[AnnotatedImage]], records: Records
 ) -> tuple[IndexedSplit, list[str]]:
     category_ids = {name: category_id for category_id, name in enumerate(records.classes, 1)}
     categories = [dict(id=category_id, name=name) for name, category_id in category_ids.items()]
-    categories = records.categories.get(target.name, records.categories.get(UNSPLIT, categories))
+    categories = records.categories.get(split, records.categories.get(UNSPLIT, categories))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for image in chain.from_iterable(annotated.values()):
@@ -143,24 +143,24 @@ def _write_objects(
             fields = {name: value for name, value in item.items() if name != 'category'}
             annotations.append({**ids, **fields})
     content = dict(images=images, annotations=annotations, categories=categories)
-    if target.name == 'train' and not annotations:
+    if split == 'train' and not annotations:
         raise DataError(f'none of the {len(images)} pictures for training has an object')
-    path = target.with_suffix('.json')
+    path = index_folder / f'{split}.json'
     path.write_text(json.dumps(content), encoding='utf-8')
-    checked = scan_annotation_file(path, 'COCO', folder.with_masks, (content, False))
+    checked = scan_annotation_file(path, 'COCO', folder.with_masks, content=(content, False))
     most_objects = max((num_objects for _, _, num_objects in checked.pictures.values()), default=0)
-    split = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.rles))
+    indexed = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.rles))
     pictures = f'{len(images)} pictures in {list_folders([*annotated])}'
-    return split, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
+    return indexed, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
 def _write_labels(
-    folder: DataFolder, target: Path, label_of_picture: Mapping[Path, Label], records: Records
+    folder: DataFolder, index_folder: Path, split: str, label_of_picture: Mapping[Path, Label], _: Records
 ) -> tuple[IndexedSplit, list[str]]:
-    outputs = target.with_name('labels')
+    outputs = index_folder / 'labels'
     items: list[dict[str, Any]] = [
         dict(
             img_path=picture.as_posix(),
@@ -171,7 +171,7 @@ def _write_labels(
         )
         for picture, label in label_of_picture.items()
     ]
-    path = target.with_suffix('.json')
+    path = index_folder / f'{split}.json'
     path.write_text(json.dumps(dict(metainfo={}, data_list=items)), encoding='utf-8')
     folders = list_folders([label.path for label in label_of_picture.values()])
     return IndexedSplit(str(path), len(items)), [
@@ -209,11 +209,11 @@ def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path)
 
 
 def _write_classes(
-    folder: DataFolder, target: Path, class_of_picture: Mapping[Path, str], records: Records
+    _: DataFolder, index_folder: Path, split: str, class_of_picture: Mapping[Path, str], records: Records
 ) -> tuple[IndexedSplit, list[str]]:
     content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in class_of_picture.items())
-    path = target.with_suffix('.txt')
+    path = index_folder / f'{split}.txt'
     path.write_bytes(content.encode())
     counts = Counter([*class_of_picture.values()])
-    split = IndexedSplit(str(path), len(class_of_picture), {name: counts[name] for name in records.classes})
-    return split, [f'{len(class_of_picture)} pictures', str(path)]
+    indexed = IndexedSplit(str(path), len(class_of_picture), {name: counts[name] for name in records.classes})
+    return indexed, [f'{len(class_of_picture)} pictures', str(path)]

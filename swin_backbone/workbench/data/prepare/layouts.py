@@ -7,7 +7,7 @@ for each class. A missing split into training and validation is drawn.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 from ....checks import DataError
 from ..media import PICTURE_SUFFIXES
@@ -16,25 +16,30 @@ from .folder import DataFolder, count_suffixes, format_line, list_files, list_fo
 from .objects import coco, cvat, labelme, voc, yolo
 from .records import Records
 
-Reader = Callable[[DataFolder], Optional[Records]]
-ANY = ('', '')  # files
-# By toolbox: what reads the data of a config, from files with a suffix and a pattern; and what is looked for
-READERS: dict[str, tuple[dict[Reader, tuple[str, str]], str]] = {
-    'mmdet': (
-        {
-            labelme.read: ('.json', labelme.SHAPES),
-            cvat.read: ('.xml', cvat.ROOT),
-            coco.read: ('.json', ''),
-            yolo.read: ANY,
-            voc.read: ('.xml', ''),
-        },
-        'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
-    ),
-    'mmpretrain': ({classes.read: ANY}, 'a folder of pictures for each class, or lists train.txt and val.txt'),
-    'mmseg': (
-        {labels.read: ANY},
-        'a PNG of labels for each picture, in folders called labels, masks or annotations',
-    ),
+
+class Layout(NamedTuple):
+    """A layout of data: what reads it, if annotation files have a suffix and a pattern."""
+
+    read: Callable[[DataFolder], Optional[Records]]
+    suffix: str = ''  # '' also without annotation files
+    pattern: str = ''
+
+
+READERS: dict[str, list[Layout]] = {  # by toolbox, in the order in which they are tried
+    'mmdet': [
+        Layout(labelme.read, '.json', labelme.SHAPES),
+        Layout(cvat.read, '.xml', cvat.ROOT),
+        Layout(coco.read, '.json'),
+        Layout(yolo.read),
+        Layout(voc.read, '.xml'),
+    ],
+    'mmpretrain': [Layout(classes.read)],
+    'mmseg': [Layout(labels.read)],
+}
+LOOKED_FOR = {
+    'mmdet': 'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
+    'mmpretrain': 'a folder of pictures for each class, or lists train.txt and val.txt',
+    'mmseg': 'a PNG of labels for each picture, in folders called labels, masks or annotations',
 }
 
 
@@ -48,9 +53,8 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     not_read = f'; not read, as results of earlier commands: {results}' if results else ''
     if not (folder.pictures or folder.find_matching('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{not_read}')
-    readers, layouts = READERS[scope]
     first_error = None  # a broken file may be beside a whole layout
-    for read, (suffix, pattern) in readers.items():
+    for read, suffix, pattern in READERS[scope]:
         try:
             records = read(folder) if not suffix or folder.find_matching(suffix, pattern) else None
         except DataError as error:
@@ -63,18 +67,21 @@ def read_data(scope: str, folder: DataFolder) -> Records:
                 records.lines.append(format_line('not read', f'results of earlier commands: {results}'))
             return records
     raise first_error or DataError(
-        f'no annotations for a config of {scope} were found in {folder.ann_root}: looked for {layouts}; found '
+        f'no annotations for a config of {scope} were found in {folder.ann_root}: looked for '
+        f'{LOOKED_FOR[scope]}; found '
         f'{count_suffixes(folder.ann_files)} in {list_folders(folder.ann_files)}{not_read}. datumaro and supervision '
         'convert between formats: see docs/guides/own_data.md'
     )
 
 
-def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
+def list_data(data: Path, annotations: Optional[Path], indices_folder: Path, **options: Any) -> DataFolder:
     """List the files of a user.
 
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
         annotations: a file or folder, if they are not below `data`.
+        indices_folder: folder of all indices, which is no result of a command.
+        options: `given_classes`, `with_masks` and `skip_unreadable` of a `DataFolder`.
 
     Raises:
         DataError: if a file is no annotation file.
@@ -95,4 +102,6 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
     ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
     ann_files, ann_result_folders = (files, []) if ann_root == root else list_files(ann_root)
     result_folders += [os.path.relpath(ann_root / name, root) for name in ann_result_folders]
-    return DataFolder(root, files, pictures, ann_root, ann_files, [*dict.fromkeys(result_folders)], only_file)
+    indices_path = os.path.realpath(indices_folder)
+    results = [name for name in dict.fromkeys(result_folders) if os.path.realpath(root / name) != indices_path]
+    return DataFolder(root, files, pictures, ann_root, ann_files, results, only_file, **options)

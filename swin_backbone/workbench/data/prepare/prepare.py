@@ -84,10 +84,10 @@ def prepare(
     user_cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     default = os.environ.get(VARIABLE) or Path(user_cache, 'swin_backbone', 'data')
     indices_folder = Path(indices_folder or default).absolute()
-    listed = list_data(Path(data), None if annotations is None else Path(annotations))
-    indices_path = os.path.realpath(indices_folder)
-    listed = listed._replace(
-        result_folders=[name for name in listed.result_folders if os.path.realpath(listed.root / name) != indices_path],
+    listed = list_data(
+        Path(data),
+        None if annotations is None else Path(annotations),
+        indices_folder,
         given_classes=classes,
         with_masks=with_masks,
         skip_unreadable=skip_unreadable,

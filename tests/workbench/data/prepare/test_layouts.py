@@ -43,15 +43,16 @@ def test_labels_are_found_with_their_names(tmp_path):
 def test_the_pictures_of_a_json_are_below_its_folder_or_beside_it(tmp_path, monkeypatch):
     """The root of the file system is searched for a JSON there alone. Each folder is searched once."""
     searched = []
+    options = dict(given_classes=None, with_masks=False, skip_unreadable=False)
     monkeypatch.setattr(folders, 'list_files', lambda root: (searched.append(root), ([], []))[1])
     (tmp_path / 'annotations').mkdir()
     monkeypatch.chdir(tmp_path / 'annotations')
     for path in ('/top/train.json', 'train.json', '../annotations/train.json', tmp_path / 'annotations' / 'train.json'):
-        folders.list_data(Path(path), None)
+        folders.list_data(Path(path), None, tmp_path / 'indices', **options)
     beside = Path('../annotations'), tmp_path, tmp_path / 'annotations', tmp_path
     assert searched == [Path('/top'), Path(), tmp_path, *beside]
     searched.clear()
-    folders.list_data(tmp_path, tmp_path / 'train.json')
+    folders.list_data(tmp_path, tmp_path / 'train.json', tmp_path / 'indices', **options)
     assert searched == [tmp_path]
 
 
