@@ -52,19 +52,20 @@ positive = whole_from(1)
 
 
 def import_package() -> None:
-    """Import torch, mmengine and the package, which takes seconds, and prepare the process."""
+    """Import torch, mmengine and the package, which takes seconds, and prepare the process.
+
+    Types that need it: mmengine reads the values of --cfg-options and --classes, and the workbench a report.json.
+    """
     from swin_backbone.workbench.process import prepare_process
 
     prepare_process()
 
 
-def _set_timeout(text: str) -> float:
-    import_package()
-    from swin_backbone.checkpoints.download import set_timeout
+def set_timeout(seconds: float) -> None:
+    """End each download of this process after `seconds` without data."""
+    from swin_backbone.checkpoints import download
 
-    seconds: float = number_from(0.001)(text)
-    set_timeout(seconds)
-    return seconds
+    download.set_timeout(seconds)
 
 
 def _parse_score_thr(text: str) -> Any:
@@ -125,11 +126,6 @@ def _parse_names(text: str) -> list[str]:
 
     names = parse_value(f'[{text.strip().removeprefix("[").removesuffix("]")}]')
     return [str(name) for name in names]
-
-
-def _export_local_rank(rank: str) -> int:
-    os.environ.setdefault('LOCAL_RANK', rank)
-    return int(rank)
 
 
 def _option(
@@ -315,9 +311,9 @@ class ToolOptions:
         'replace existing files', default=False, see='reference/tools.md#files-that-are-there-already'
     )
     timeout: float = _option(
-        'end a download after S seconds without data (default: 30)', 'S', default=30.0, type=_set_timeout
+        'end a download after S seconds without data (default: 30)', 'S', default=30.0, type=number_from(0.001)
     )
-    local_rank: Optional[int] = _option(argparse.SUPPRESS, other_names=['--local_rank'], type=_export_local_rank)
+    local_rank: Optional[int] = _option(argparse.SUPPRESS, other_names=['--local_rank'], type=int)
     debug: bool = _option('print the traceback of an error', default=False)
     pictures: Any = _option('pictures', 'P')
 

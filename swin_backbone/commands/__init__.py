@@ -17,7 +17,7 @@ from textwrap import fill
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
-from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, import_package, refuse_options
+from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, ToolOptions, import_package, refuse_options, set_timeout
 
 if TYPE_CHECKING:
     from swin_backbone.workbench.job import Job
@@ -158,10 +158,14 @@ class Parser(argparse.ArgumentParser):
         assert not left, left
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse, then import the package: help and wrong arguments need no torch."""
+        """Parse, then import the package (help and wrong arguments need no torch), and set what is of the process."""
         parsed: argparse.Namespace = super().parse_args(args, namespace)
+        if getattr(parsed, 'local_rank', None) is not None:
+            os.environ.setdefault('LOCAL_RANK', str(parsed.local_rank))
         if self.needs_package(parsed):
             import_package()
+        if getattr(parsed, 'timeout', ToolOptions.timeout) != ToolOptions.timeout:
+            set_timeout(parsed.timeout)
         return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
