@@ -198,9 +198,11 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
     new = old if epochs is None else epochs if by_epoch else epochs * iters_per_epoch
     factor = new / old
     loop[length_key] = new
-    length = _Length(factor, new, new * iters_per_epoch if by_epoch else new, iters_per_epoch, by_epoch)
+    num_iters = new * iters_per_epoch if by_epoch else new
+    length = _Length(factor, length=new, num_iters=num_iters, iters_per_epoch=iters_per_epoch, by_epoch=by_epoch)
+    # In order: a warm-up moves the begin of those after it
     cfg.param_scheduler = [scaled for scaled in map(length.scale, _list_schedulers(cfg)) if scaled is not None]
-    _scale_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else iters_per_epoch)
+    _scale_intervals(cfg, loop, length, 1 if by_epoch or epochs is None else iters_per_epoch)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
         logger['interval'] = min(logger.get('interval', 10), iters_per_epoch if by_epoch else max(1, new // 10))
@@ -264,7 +266,7 @@ class _Length:
         return scheduler if scheduler.end else None
 
 
-def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, unit: int) -> None:
+def _scale_intervals(cfg: Config, loop: ConfigDict, new: _Length, unit: int) -> None:
     """Shorten the intervals of validations and checkpoints with the training; in a longer one they stay.
 
     Args:
@@ -273,20 +275,20 @@ def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_
     """
 
     def scale(interval: int) -> int:
-        return min(max(1, round(min(interval, interval * factor) / unit)) * unit, new)
+        return min(max(1, round(min(interval, interval * new.factor) / unit)) * unit, new.length)
 
     if cfg.get('val_dataloader'):
-        loop.val_interval = scale(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
+        loop.val_interval = scale(loop.get('val_interval', 1 if new.by_epoch else 1000))  # mmengine's defaults
     if 'val_begin' in loop:
-        loop.val_begin = max(1, round(loop.val_begin * factor))
+        loop.val_begin = max(1, round(loop.val_begin * new.factor))
     if loop.get('dynamic_intervals'):
-        loop.dynamic_intervals = [(round(at * factor), scale(every)) for at, every in loop.dynamic_intervals]
+        loop.dynamic_intervals = [(round(at * new.factor), scale(every)) for at, every in loop.dynamic_intervals]
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
     saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
-    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
+    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == new.by_epoch:
         checkpoint.interval = scale(saves)
         if 'save_begin' in checkpoint:
-            checkpoint.save_begin = min(round(checkpoint.save_begin * factor), new)
+            checkpoint.save_begin = min(round(checkpoint.save_begin * new.factor), new.length)
 
 
 def _scale_switch_points(node: Any, unit: str, old: int, new: int) -> None:
