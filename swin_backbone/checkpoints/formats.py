@@ -35,6 +35,7 @@ from torch import Tensor
 from .errors import CheckpointError
 
 Rows = tuple[tuple[str, str], ...]
+HERE, THERE = 0, 1  # columns of `Rows`: names of this package, and of the origin
 
 V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 # Saved by some implementations, computed here.
@@ -222,7 +223,7 @@ def canonical_name(key: str, format: Format) -> Optional[str]:
     """Return our name of an origin's weight; None if no row matches."""
     for pattern, spelling in format.spellings:
         key = re.sub(pattern, spelling, key)
-    return rename(key, format.rows, source=1)
+    return rename(key, format.rows, source=THERE)
 
 
 def to_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
@@ -243,7 +244,7 @@ def from_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tens
         weights = _join_bias(weights)
     renamed = {}
     for key, value in weights.items():
-        name = rename(key, format.rows, source=0)
+        name = rename(key, format.rows, source=HERE)
         if name is None:
             raise CheckpointError(f'{key} is no weight that {format.title} has a name for')
         renamed[name] = value

@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 from torch import Tensor
 
 from .errors import CheckpointError
-from .formats import Rows, fuse, rename
+from .formats import THERE, Rows, fuse, rename
 
 HEAD = 'HEAD'  # stands for `panoptic_head` in mmdet, `decode_head` in mmseg
 LEFT_OUT = re.compile(r'criterion\.|.*\.fed_loss_weight$')  # weights of the classes in a loss; a config has them
@@ -142,7 +142,7 @@ def canonical_heads(tensors: dict[str, Tensor], origin: TaskHeads, head_name: st
     """
     renamed = {}
     for key, value in fuse(tensors, ('q_proj', 'k_proj', 'v_proj'), 'in_proj_').items():  # as `nn.MultiheadAttention`
-        name = rename(key, origin.rows, source=1)
+        name = rename(key, origin.rows, source=THERE)
         if name is None:
             raise CheckpointError(f'{key} is no weight that a {origin.title} has')
         renamed[name.replace(HEAD, head_name)] = value
