@@ -182,12 +182,12 @@ class Model:
 
         self._require_checkpoint('predict')
         predictor = self._predictor
-        thr = choose_score_thr(predictor, score_thr)
+        thresholds = choose_score_thr(predictor, score_thr)
         ids = None if annotations is None else CocoIds(str(annotations), predictor)
         predictions = []
         for path, frame in _iter_frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.preprocess(frame)])
-            predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
+            predictions.append(Prediction(path, sample, frame, predictor, thresholds, ids))
         return predictions
 
     def export(self, out: PathLike, format: str = 'onnx', **settings: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from ...checks import DataError, list_first
-from .media import check_not_truncated
+from .media import require_complete
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
 
@@ -117,7 +117,7 @@ def read_colours(path: Path) -> Optional[NDArray[np.int32]]:
 @contextmanager
 def _open_label(path: Path) -> Iterator[Image.Image]:
     try:
-        check_not_truncated(path)
+        require_complete(path)
         with Image.open(path) as image:
             yield image
     except DataError:

@@ -21,9 +21,9 @@ from ...openmmlab.errors import Faults, describe_error
 from .annotations import find_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import iter_base_datasets
-from .load_picture import drops_bits, find_load_function, find_loader
+from .load_picture import drops_bits, find_loading_step, find_reader
 from .masks import SHORT_POLYGON, find_mask_faults
-from .media import SKIP_HINT, check_not_truncated, describe_dropped_bits, read_picture, read_picture_size
+from .media import SKIP_HINT, describe_dropped_bits, read_picture, read_picture_size, require_complete
 
 # Kinds of notes
 DROPPED_BITS = 'pictures of more bits or bands than are loaded'
@@ -64,8 +64,8 @@ class GuardedPipeline:
         # `BuiltDatasets` has checked masks at the size that the annotation states; another size needs a check here
         self.are_stated_masks_checked = self.is_local and bool(find_format(type(dataset)))
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
-        self.load = find_load_function(dataset)
-        self.is_dropping_bits = drops_bits(find_loader(dataset))
+        self.load = find_reader(dataset)
+        self.is_dropping_bits = drops_bits(find_loading_step(dataset))
         self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (DROPPED_BITS, OTHER_SIZE)}
 
     def install(self, dataset: BaseDataset) -> None:
@@ -83,7 +83,7 @@ class GuardedPipeline:
         source = dict(item)  # transforms change it
         try:
             if self.is_local and source.get('img_path'):
-                check_not_truncated(Path(source['img_path']))
+                require_complete(Path(source['img_path']))
                 if self.is_dropping_bits and not self.noted[DROPPED_BITS]:
                     self._note(DROPPED_BITS, describe_dropped_bits(Path(source['img_path'])))
             if self.is_local and source.get('seg_map_path'):
@@ -197,10 +197,10 @@ def explain_unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]
     """Return why the picture of an item, or the header of its label, cannot be read; None if both can."""
     try:
         if item.get('img_path'):
-            check_not_truncated(Path(item['img_path']))
+            require_complete(Path(item['img_path']))
             load(Path(item['img_path']))
             if item.get('seg_map_path'):
-                check_not_truncated(Path(item['seg_map_path']))
+                require_complete(Path(item['seg_map_path']))
                 read_picture_size(Path(item['seg_map_path']))
     except FileNotFoundError as error:
         return f'{error.filename} is not there'
@@ -210,7 +210,7 @@ def explain_unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]
 
 
 def _leave_out_unreadable(dataset: BaseDataset) -> None:
-    load = find_load_function(dataset)
+    load = find_reader(dataset)
     reasons = [explain_unreadable(dataset.get_data_info(index), load) for index in range(len(dataset))]
     readable = [index for index, reason in enumerate(reasons) if reason is None]
     if not readable:

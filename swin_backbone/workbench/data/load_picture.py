@@ -20,7 +20,7 @@ from ...openmmlab.config_parts import find_class, iter_parts
 from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
-OURS = 'swin_backbone.LoadPicture'  # in a config
+LOADER = 'swin_backbone.LoadPicture'  # the class below, in a config
 PICTURE_LOADERS, ANNOTATION_LOADERS = r'Load\w*Image', r'Load\w*Annotation|LoadProposals'  # names of classes
 
 
@@ -80,9 +80,9 @@ def use_load_picture(cfg: Config) -> None:
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for _, part in iter_parts(cfg):
-            if 'Load' in str(part['type']) and _find_class(part) in (LoadImageFromFile, LoadPicture):
-                part['type'] = OURS
-    if any(part['type'] == OURS for _, part in iter_parts(cfg)):
+            if 'Load' in str(part['type']) and _find_type(part) in (LoadImageFromFile, LoadPicture):
+                part['type'] = LOADER
+    if any(part['type'] == LOADER for _, part in iter_parts(cfg)):
         add_custom_import(cfg)
 
 
@@ -96,14 +96,14 @@ def loads_annotations(step: Any) -> bool:
     return _is_named(step, ANNOTATION_LOADERS)
 
 
-def find_loader(dataset: BaseDataset) -> Any:
+def find_loading_step(dataset: BaseDataset) -> Any:
     """Return the step of a data set that loads its pictures; None without one."""
     return next((step for step in dataset.pipeline.transforms if loads_picture(step)), None)
 
 
-def find_load_function(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
+def find_reader(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
     """Return the function that reads a picture's file as a data set does; `read_picture` for a foreign loader."""
-    step = find_loader(dataset)
+    step = find_loading_step(dataset)
     return step.read if isinstance(step, LoadPicture) else read_picture
 
 
@@ -113,11 +113,11 @@ def drops_bits(step: Any) -> bool:
 
 
 def _is_named(step: Any, pattern: str) -> bool:
-    cls = _find_class(step) if isinstance(step, dict) else type(step)
+    cls = _find_type(step) if isinstance(step, dict) else type(step)
     return any(re.match(pattern, base.__name__) for base in getattr(cls, '__mro__', ()))
 
 
-def _find_class(step: dict[str, Any]) -> Optional[type]:
+def _find_type(step: dict[str, Any]) -> Optional[type]:
     try:
         return find_class(step, TRANSFORMS)
     except Exception:  # of an unknown name: building the pipeline raises an error with the key

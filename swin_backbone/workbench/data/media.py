@@ -202,7 +202,7 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     """
     path = Path(path)
     require_file(path)
-    check_not_truncated(path)
+    require_complete(path)
     return decode_picture(path.read_bytes(), str(path))
 
 
@@ -257,8 +257,8 @@ def convert_to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(bands)
 
 
-def check_not_truncated(path: Path) -> None:
-    """Check that a picture is complete. Some decoders fill the rest of a truncated JPEG with grey, without an error.
+def require_complete(path: Path) -> None:
+    """Require that a picture is complete. Some decoders fill the rest of a truncated JPEG with grey, without an error.
 
     Raises:
         OSError: if it is missing, empty or truncated, with the path.

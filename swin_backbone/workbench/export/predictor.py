@@ -25,7 +25,7 @@ from ..configs.check import compare_classes, find_class_names
 from ..configs.data_parts import list_dataset_configs, require_data
 from ..configs.initial_weights import set_load_from
 from ..data.load_picture import LoadPicture, drops_bits
-from ..data.media import Frame, check_not_truncated
+from ..data.media import Frame, require_complete
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import Predictor, add_background
 from ..predict.thresholds import SCORE_THR
@@ -48,7 +48,7 @@ def find_scope(info: Mapping[str, Any]) -> str:
 class ExportedPredictor(Predictor):
     """`Predictor` for an exported model, a `RuntimeModel`.
 
-    Without a torch module, it has no `normalise`, `features` and `binary_threshold`.
+    Without a config and a torch module, it has no `pipeline`, `normalise`, `features` and `binary_threshold`.
 
     Args:
         folder: the folder of an exported whole model.
@@ -73,7 +73,7 @@ class ExportedPredictor(Predictor):
 
     def read_pixels(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
-        check_not_truncated(path)
+        require_complete(path)
         return self.loading_step.read(str(path))
 
     def preprocess(self, frame: Frame) -> dict[str, Any]:

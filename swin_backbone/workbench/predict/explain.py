@@ -64,7 +64,7 @@ def explain(
     if class_name is not None and class_name not in classes:
         raise ValueError(f'the class must be one of {", ".join(classes)}, got {class_name!r}')
     label = None if class_name is None else classes.index(class_name)
-    find: Callable[..., Any] = _find_box if predictor.scope == 'mmdet' else _find_class
+    find: Callable[..., Any] = _find_box if predictor.scope == 'mmdet' else _find_pixels
     found: list[Any] = []
 
     def score() -> Tensor:
@@ -92,7 +92,7 @@ def _find_box(sample: BaseDataElement, label: Optional[int], number: int) -> tup
     return best.scores[0], int(best.labels), best.scores.item(), box.tolist()
 
 
-def _find_class(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, None]:
+def _find_pixels(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, None]:
     """Return the mean of a class's logits over its pixels, label, share of pixels, and None for the box."""
     if number != 1:
         raise ValueError(f'the number is of a box, and a segmentor has none; got {number}')

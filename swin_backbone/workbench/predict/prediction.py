@@ -108,8 +108,8 @@ class Prediction:
             OSError: if the file of the picture cannot be read any more.
         """
         frame = self._frame or make_frame(self._predictor.read_pixels(Path(str(self.path))), Path(str(self.path)))
-        thr = self.score_thr if score_thr is None else score_thr
-        return np.ascontiguousarray(self._predictor.draw(frame, self.sample, thr)[..., ::-1])
+        thresholds = self.score_thr if score_thr is None else score_thr
+        return np.ascontiguousarray(self._predictor.draw(frame, self.sample, thresholds)[..., ::-1])
 
     def coco(self, image_id: Optional[int] = None) -> list[dict[str, Any]]:
         """Return the objects in COCO's format of results, with masks as RLE.

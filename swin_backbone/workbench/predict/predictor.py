@@ -28,8 +28,8 @@ from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...sizes import Size
 from ..configs.check import compare_classes
 from ..configs.data_parts import find_tested_dataset
-from ..data.load_picture import OURS, LoadPicture, drops_bits, loads_annotations, loads_picture, use_load_picture
-from ..data.media import Frame, check_not_truncated, convert_to_bgr, describe_dropped_bits, make_frame
+from ..data.load_picture import LOADER, LoadPicture, drops_bits, loads_annotations, loads_picture, use_load_picture
+from ..data.media import Frame, convert_to_bgr, describe_dropped_bits, make_frame, require_complete
 from ..pictures.attention import find_backbone, list_strides
 from ..pictures.colours import distinct_colours
 from ..runner.predict_by_shape import predict_by_shape
@@ -43,6 +43,8 @@ _one_at_a_time = threading.RLock()  # all threads share mmengine's scope, and a 
 
 class Predictor:
     """The model of a config with the weights of a checkpoint. Calls of several threads run in turn.
+
+    `ExportedPredictor` has the same members but `pipeline`, `normalise`, `features` and `binary_threshold`.
 
     Args:
         cfg: config of mmdet, mmseg or mmpretrain.
@@ -94,7 +96,7 @@ class Predictor:
             file_steps, pixel_steps = _split_pipeline(cfg)
             self._file_pipeline = Compose(file_steps)
             self.is_dropping_bits = any(map(drops_bits, self._file_pipeline.transforms))
-            step = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
+            step = file_steps[-1] if file_steps and file_steps[-1]['type'] == LOADER else dict(type=LOADER)
             self.pipeline = Compose([step, *pixel_steps])
             self.loading_step: LoadPicture = self.pipeline.transforms[0]
             self._described = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
@@ -118,7 +120,7 @@ class Predictor:
         Raises:
             OSError: if the file cannot be read.
         """
-        check_not_truncated(path)
+        require_complete(path)
         with self.in_scope():
             try:
                 item = self._file_pipeline(dict(img_path=str(path), img_id=0))
@@ -139,7 +141,7 @@ class Predictor:
         """Return a frame as input of the model.
 
         Raises:
-            ValueError: if the test pipeline fails, as for a picture 1000 times as wide as high.
+            ValueError: if the test pipeline fails, for example for a picture 1000 times as wide as high.
         """
         try:
             with self.in_scope():
@@ -160,7 +162,7 @@ class Predictor:
             return samples
 
     def require_backbone(self) -> None:
-        """Raise ValueError for a model without a backbone, as an exported model."""
+        """Raise ValueError for a model without a backbone, for example an exported model."""
         if not hasattr(self.model, 'backbone'):
             raise ValueError('features take a checkpoint of a model with a backbone: an exported folder gives results')
 

@@ -17,7 +17,7 @@ from ...outputs import REPORT_JSON, check_outputs, claim_folder, lock_folder, ma
 from ...whole_files import write_whole
 from ..configs.data_parts import describe_tested_data, list_dataset_configs, list_metric_configs
 from ..data.datasets import iter_base_datasets
-from ..data.load_picture import find_load_function
+from ..data.load_picture import find_reader
 from ..data.media import read_picture
 from ..data.prepare.folder import CLASS_FILES
 from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
@@ -88,7 +88,7 @@ def report_on_test(
         with suppress(ValueError, OSError):  # no log
             about['log'] = read_log(Path(checkpoint).parent)._asdict()
         base = next(iter_base_datasets(runner.test_dataloader.dataset), None)
-        load = read_picture if base is None else find_load_function(base)
+        load = read_picture if base is None else find_reader(base)
         return write_report(
             folder, labels, results, pictures, classes=recorder.classes,
             others=others, overwrite=True, about=about, load=load,

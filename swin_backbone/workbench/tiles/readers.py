@@ -13,7 +13,7 @@ from PIL import Image
 
 from ...checks import require_file
 from ...sizes import Size
-from ..data.media import check_not_truncated
+from ..data.media import require_complete
 from ..data.rasters import (
     ORIENTATION,
     RGB,
@@ -104,7 +104,7 @@ def compute_digest(path: Path) -> str:
 
 
 def _open_rasterio(path: Path, level: int) -> Picture:
-    check_not_truncated(path)
+    require_complete(path)
     with open(path, 'rb') as file:
         tags = read_tiff_tags(file)
     raster = open_gdal(str(path), str(path), tags, level)

@@ -138,7 +138,7 @@ class TiledInference:
         shard_index, num_shards = shard or (0, 1)
         # A resumed run may have been killed while it was writing results.
         overwrite_results = overwrite or (resume and self.finished_tiles.is_begun())
-        self._check(overwrite_results)
+        self._claim_outputs(overwrite_results)
         tiles = self.grid.shard(shard_index, num_shards)
         with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(shard_index, num_shards):
             if resume and self.finished_tiles.is_merged() and all(path.exists() for path in self.files):
@@ -159,7 +159,7 @@ class TiledInference:
             ValueError: if a tile is missing, or of another model or other settings.
             FileExistsError, OSError: see `run`.
         """
-        self._check(overwrite)
+        self._claim_outputs(overwrite)
         self.finished_tiles.require_all(len(self.grid))
         with self.finished_tiles.lock_merge():
             self.finished_tiles.require_all(len(self.grid))  # another process may have merged in between
@@ -170,7 +170,7 @@ class TiledInference:
             self.finished_tiles.mark_merged()
         return self.files
 
-    def _check(self, overwrite: bool) -> None:
+    def _claim_outputs(self, overwrite: bool) -> None:
         check_outputs(*self.files, inputs=[self.path], overwrite=overwrite)
         claim_folder(self.files[0].parent, overwrite=True)
 

@@ -36,13 +36,13 @@ def test_the_best_boxes_of_each_image(nms, most):
 
 def test_soft_nms_is_refused():
     with pytest.raises(ExportError, match=r"nms\.type='soft_nms' .*cannot be exported whole"):
-        boxes.check_nms(Config(dict(type='soft_nms', iou_threshold=0.5)))
+        boxes.require_nms(Config(dict(type='soft_nms', iou_threshold=0.5)))
 
 
 def test_nms_given_as_a_function():
     from mmcv.ops import nms
 
-    boxes.check_nms(ConfigDict(type=nms, iou_threshold=0.5))
+    boxes.require_nms(ConfigDict(type=nms, iou_threshold=0.5))
 
 
 @pytest.mark.parametrize(

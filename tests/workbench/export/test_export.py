@@ -15,7 +15,7 @@ from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from mmengine.structures import BaseDataElement
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.workbench.data.load_picture import OURS
+from swin_backbone.workbench.data.load_picture import LOADER
 from swin_backbone.workbench.export import export, formats, graph, picture, quantize, runtime, verify
 from swin_backbone.workbench.export.graph import ExportError
 from swin_backbone.workbench.predict.predictor import Predictor
@@ -276,7 +276,7 @@ def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected
         predictor = Predictor.__new__(Predictor)
         with DefaultScope.overwrite_default_scope(scope):
             built = MODELS.build(cfg.model.data_preprocessor)
-            pipeline = Compose([dict(type=OURS), *cfg.test_dataloader.dataset.pipeline[1:]])
+            pipeline = Compose([dict(type=LOADER), *cfg.test_dataloader.dataset.pipeline[1:]])
         model = SimpleNamespace(
             backbone=small_swin(SwinBackbone, depths=(1,), in_channels=bands), data_preprocessor=built
         )

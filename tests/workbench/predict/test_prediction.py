@@ -14,7 +14,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
 from swin_backbone import load
 from swin_backbone.workbench.data.media import Frame, Medium
-from swin_backbone.workbench.predict.explain import _find_class
+from swin_backbone.workbench.predict.explain import _find_pixels
 from swin_backbone.workbench.predict.prediction import Prediction
 from swin_backbone.workbench.predict.predictor import Predictor
 
@@ -186,5 +186,5 @@ def test_the_single_score_of_a_segmentor_is_explained():
     scores, labels = torch.tensor([[[0.9, 0.2], [0.7, 0.8]]]), torch.tensor([[[1, 0], [1, 1]]])
     sample = BaseDataElement(seg_logits=PixelData(data=scores), pred_sem_seg=PixelData(data=labels))
     for label, value, share in ((None, 0.8, 0.75), (1, 0.8, 0.75), (0, 0.8, 0.25)):
-        score, chosen, found, _ = _find_class(sample, label, 1)
+        score, chosen, found, _ = _find_pixels(sample, label, 1)
         assert (score.item(), chosen, found) == (pytest.approx(value), label if label == 0 else 1, share)

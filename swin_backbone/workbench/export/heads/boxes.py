@@ -54,7 +54,7 @@ class Head(nn.Module):
     max_objects: Any = None
 
 
-def check_nms(cfg: ConfigDict) -> None:
+def require_nms(cfg: ConfigDict) -> None:
     """Raise an ExportError unless `suppress` computes this NMS."""
     if type_name({'type': 'nms', **cfg}) != 'nms':
         raise export_refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")

@@ -40,7 +40,7 @@ class DenseHead(boxes.Head):
             if CHOICE not in cls._predict_by_feat_single.__code__.co_names:
                 raise export_refusal(f'{cls.__name__}._predict_by_feat_single, which does not call {CHOICE},')
         self.cfg: Any = self.head.test_cfg
-        boxes.check_nms(self.cfg.nms)
+        boxes.require_nms(self.cfg.nms)
         self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
         self.max_objects = self.cfg.get('max_per_img')
         if self.with_masks:

@@ -73,7 +73,7 @@ class TransformerHead(boxes.Head):
         if name == 'CoDETR':
             self.nms = cfg.get('nms')
             self.score_thr = cfg.get('score_thr', 0)
-            boxes.check_nms(self.nms or {})
+            boxes.require_nms(self.nms or {})
             self.parts.encoder.forward = partial(_encode, self.parts.encoder.forward)
             self.parts.decoder.forward = partial(_decode, self.parts.decoder.forward)
             # The head's own forward counts the images in Python

@@ -36,7 +36,7 @@ class RegionHead(boxes.Head):
         if getattr(roi, 'with_shared_head', False) or any(stage.custom_activation for stage in self.stages):
             raise export_refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
-            boxes.check_nms(cfg)
+            boxes.require_nms(cfg)
         self.rpn, self.cfg, self.max_objects = rpn, roi.test_cfg, roi.test_cfg.max_per_img
         self.planes = self.max_objects if self.with_masks else 1  # of the picture's size
         self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
