@@ -10,7 +10,7 @@ from ..data.media import read_picture
 from .confusion import WORST, list_counts
 from .detection import FOUND_IOU, Evaluation, compute_stats, mean_precision, track
 from .errors import KINDS, Errors, find_costs, find_doubtful_labels, find_errors
-from .thumbnails import Load, Shape, draw, trace_outline
+from .thumbnails import Read, Shape, draw, trace_outline
 
 # Names of what `compute_stats` returns. pycocotools' sizes differ at areas of 32^2 and 96^2 pixels.
 STATS = ('AP', 'AP50', 'AP75', 'AP small', 'AP medium', 'AP large')
@@ -19,14 +19,14 @@ CHECKED = 12  # labels of a kind with a thumbnail
 
 
 def report_detection(
-    evaluations: Sequence[Evaluation], files: Mapping[Any, str], load: Load = read_picture
+    evaluations: Sequence[Evaluation], files: Mapping[Any, str], read: Read = read_picture
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the report, and thumbnails of its first pictures and of the first labels of each kind.
 
     Args:
         evaluations: evaluations of boxes, masks or both. The errors are those of the last.
         files: paths of the tested pictures, by image_id. Other pictures are not listed.
-        load: reads a picture in the orientation of the boxes.
+        read: reads a picture in the orientation of the boxes.
     """
     main = evaluations[-1]
     best, curves, errors = _compare(main)
@@ -70,8 +70,8 @@ def report_detection(
         errors=[dict(kind=kind, count=counts[kind], cost=costs[kind]) for kind in costliest],
         confusion=list_counts(errors.confusion, [*main.names, 'background']),
     )  # fmt: skip
-    drawn_pictures = [_draw_picture(main, threshold, row, load) for row in track(pictures[:WORST], 'drawing')]
-    drawn_labels = {kind: [_draw_label(row, load) for row in rows[:CHECKED]] for kind, rows in labels.items()}
+    drawn_pictures = [_draw_picture(main, threshold, row, read) for row in track(pictures[:WORST], 'drawing')]
+    drawn_labels = {kind: [_draw_label(row, read) for row in rows[:CHECKED]] for kind, rows in labels.items()}
     return report, drawn_labels | dict(pictures=drawn_pictures)
 
 
@@ -128,7 +128,7 @@ def _rank_pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, A
     ]
 
 
-def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any], load: Load) -> dict[str, Any]:
+def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any], read: Read) -> dict[str, Any]:
     """Draw labels and predictions of a picture."""
     objects, predictions, names = evaluation.objects, evaluation.predictions, evaluation.names
     picture = evaluation.params.imgIds.index(row['image_id'])
@@ -145,10 +145,10 @@ def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, An
     for index in np.flatnonzero((predictions.picture == picture) & is_strong):
         text = f'{names[predictions.label[index]]} {predictions.score[index]:.2f}'
         add(1, evaluation.results[predictions.result[index]], text, predictions.match[index] >= 0)
-    return draw(row['file'], load, panels)
+    return draw(row['file'], read, panels)
 
 
-def _draw_label(row: Mapping[str, Any], load: Load) -> dict[str, Any]:
+def _draw_label(row: Mapping[str, Any], read: Read) -> dict[str, Any]:
     """Draw a label, a prediction or both, with their surroundings."""
     shapes = [Shape(row[f'{key}_box'], row[key], key == 'label') for key in ('predicted', 'label') if key in row]
-    return draw(row['file'], load, (shapes,), is_cropped=True)
+    return draw(row['file'], read, (shapes,), is_cropped=True)

@@ -88,10 +88,10 @@ def report_on_test(
         with suppress(ValueError, OSError):  # no log
             about['log'] = read_log(Path(checkpoint).parent)._asdict()
         base = next(iter_base_datasets(runner.test_dataloader.dataset), None)
-        load = read_picture if base is None else find_reader(base)
+        read = read_picture if base is None else find_reader(base)
         return write_report(
             folder, labels, results, pictures, classes=recorder.classes,
-            others=others, overwrite=True, about=about, load=load,
+            others=others, overwrite=True, about=about, read=read,
             summarize=lambda before, after: summarize(Config(before), Config(after)),
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ WRONG = (0, 94, 213)  # BGR
 SIDE = 320  # pixels of the longer side
 QUALITY = 60  # of WebP
 MAX_DISTANCE = 2  # pixels between an outline and the edge of its mask
-Load = Callable[[Path], Array]  # returns the pixels of a file: `read_picture`, or a config's loader
+Read = Callable[[Path], Array]  # returns the pixels of a file: `read_picture`, or a config's loader
 
 
 class Shape(NamedTuple):
@@ -37,17 +37,17 @@ def trace_outline(mask: Any) -> str:
     return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
 
 
-def read_shown(file: str, load: Load = read_picture) -> Optional[Array]:
+def read_shown(file: str, read: Read = read_picture) -> Optional[Array]:
     """Return a picture as (H, W, 3) uint8 BGR; None if it cannot be read. Of many bands, the first three or one."""
     with suppress(OSError, ValueError):
-        return convert_to_bgr(load(Path(file)))
+        return convert_to_bgr(read(Path(file)))
     with suppress(OSError, ValueError):
         return convert_to_bgr(read_tiff(Path(file).read_bytes(), file, 'unchanged'))
     return None
 
 
 def draw(
-    file: str, load: Load = read_picture, panels: Sequence[Sequence[Shape]] = ((),), is_cropped: bool = False
+    file: str, read: Read = read_picture, panels: Sequence[Sequence[Shape]] = ((),), is_cropped: bool = False
 ) -> dict[str, Any]:
     """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read.
 
@@ -55,7 +55,7 @@ def draw(
         panels: the picture is shown once for each panel, under the objects of the panel.
         is_cropped: show only the surroundings of the objects.
     """
-    pixels = read_shown(file, load)
+    pixels = read_shown(file, read)
     if pixels is None:
         return {}
     begin, end = np.zeros(2, int), np.array(pixels.shape[1::-1])  # x, y
@@ -70,10 +70,10 @@ def draw(
 
 
 def draw_labels(
-    file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int, load: Load = read_picture
+    file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int, read: Read = read_picture
 ) -> dict[str, Any]:
     """Return the address of labels, prediction and wrong pixels of a segmentor, side by side."""
-    pixels = read_shown(file, load)
+    pixels = read_shown(file, read)
     pixels = np.full((1, 1, 3), 128, np.uint8) if pixels is None else pixels  # grey
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
     colours = np.array(palette, float)[:, ::-1]  # BGR

@@ -25,7 +25,7 @@ from .files import (
     read_scores,
 )
 from .page import find_common_kind, list_main_metrics, render
-from .thumbnails import Load, draw, draw_labels
+from .thumbnails import Read, draw, draw_labels
 
 PAGE = 'index.html'
 Report = tuple[dict[str, Any], dict[str, list[Any]]]  # and its thumbnails
@@ -43,7 +43,7 @@ def write_report(
     overwrite: bool = False,
     about: Optional[Mapping[str, Any]] = None,
     summarize: Optional[Callable[[Any, Any], str]] = None,
-    load: Load = read_picture,
+    read: Read = read_picture,
 ) -> dict[str, Any]:
     """Write `out_dir`/report.json and index.html. Equal files give equal bytes.
 
@@ -54,7 +54,7 @@ def write_report(
         others: reports to compare, by name: see `read_reports`.
         about: further entries of the report: `title`, `checkpoint`, `tested_on`, `metrics`, `config` and `log`.
         summarize: returns the differences of two configs; None: settings are not compared.
-        load: reads a picture in the orientation of labels and results. Default: turned by the orientation tag.
+        read: reads a picture in the orientation of labels and results. Default: turned by the orientation tag.
 
     Returns:
         The contents of report.json.
@@ -69,7 +69,7 @@ def write_report(
     check = partial(check_outputs, folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
     check()
     report_task = dict(detection=_report_objects, segmentation=_report_pixels, classification=_report_scores)[task]
-    report, thumbnails = report_task(labels, results, None if pictures is None else Path(pictures), classes, load)
+    report, thumbnails = report_task(labels, results, None if pictures is None else Path(pictures), classes, read)
     report.update(title=results.name, checkpoint=str(results), metrics={}, config={}, log=None)
     report.update(about or {})
     kind = report['compared_kind'] = find_common_kind([report, *others.values()])
@@ -89,17 +89,17 @@ def write_report(
     return report
 
 
-def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Report:
+def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> Report:
     """Return the report on a detector."""
     evaluations = read_evaluations(labels, results)
     names = list_tested_pictures(evaluations[-1].truth)
     files = dict(zip(names, find_pictures(pictures, names.values())))
-    report, thumbnails = report_detection(evaluations, files, load)
+    report, thumbnails = report_detection(evaluations, files, read)
     return dict(report, tested=len(names)), thumbnails
 
 
 def _report_pixels(
-    labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], load: Load
+    labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], read: Read
 ) -> Report:
     """Return the report on a segmentor."""
     counts, palette = count_label_pixels(labels, results, classes)
@@ -110,16 +110,16 @@ def _report_pixels(
     colours = distinct_colours(len(counts.classes)) if palette is None else palette
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
     drawn = [
-        draw_labels(row['file'], label, predicted, colours, IGNORED, load) for row, (_, _, label, predicted) in worst
+        draw_labels(row['file'], label, predicted, colours, IGNORED, read) for row, (_, _, label, predicted) in worst
     ]
     return dict(report, tested=len(counts.pictures)), dict(pictures=drawn)
 
 
-def _report_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Report:
+def _report_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> Report:
     """Return the report on a classifier."""
     names, labels_N, scores_NK, classes = read_scores(labels, results)
     report = report_classification([*find_pictures(pictures, names)], labels_N, scores_NK, classes)
-    drawn = [draw(row['file'], load) for row in track(report['pictures'][:WORST], 'drawing')]
+    drawn = [draw(row['file'], read) for row in track(report['pictures'][:WORST], 'drawing')]
     return dict(report, tested=len(names)), dict(pictures=drawn)
 
 
