@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
@@ -30,6 +30,24 @@ RECIPES = ('swin', 'keep')
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 CLASSIFIER_PREPROCESSORS = ('ClsDataPreprocessor', 'ReIDDataPreprocessor')  # the first is mmpretrain's default
 STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
+
+
+class Place(NamedTuple):
+    """The place of a backbone in a config.
+
+    Args:
+        key: key of the model in the config: 'model', or deeper inside a wrapper or tracker.
+        model: the dict with the backbone, its neck and its heads.
+        name: name of the backbone in the model.
+    """
+
+    key: str
+    model: ConfigDict
+    name: str
+
+    @property
+    def backbone_key(self) -> str:
+        return f'{self.key}.{self.name}'
 
 
 def swap_backbone(
@@ -73,7 +91,8 @@ def swap_backbone(
     before = cfg if isinstance(cfg, Config) else Config(cfg)
     after = copy.deepcopy(before)
     swin = SWINS[name]
-    key, model, backbone_name = _find_backbone(after, at)
+    place = _find_backbone(after, at)
+    model = place.model
     scope = after.get('default_scope')
     task: Task = 'detection'
     if is_classifier(model, scope):
@@ -81,15 +100,15 @@ def swap_backbone(
     elif scope == 'mmseg' or 'decode_head' in model:
         task = 'segmentation'
     notes: list[str] = []
-    if _is_same(model[backbone_name], swin) and task != 'classification':
-        model[backbone_name].type = swin.type
-        model[backbone_name].update(backbone)
+    if _is_same(model[place.name], swin) and task != 'classification':
+        model[place.name].type = swin.type
+        model[place.name].update(backbone)
     else:
         with DefaultScope.overwrite_default_scope(scope or ('mmseg' if task == 'segmentation' else 'mmdet')):
-            notes = _replace(after, key, model, backbone_name, swin, task)
-        model[backbone_name].update(backbone)
+            notes = _replace(after, place, swin, task)
+        model[place.name].update(backbone)
         if recipe == 'swin':
-            apply_recipe(after, f'{key}.{backbone_name}'.removeprefix('model.'), model[backbone_name], task)
+            apply_recipe(after, place.backbone_key.removeprefix('model.'), model[place.name], task)
         elif find_constructor(after.get('optim_wrapper') or {}) not in (None, LAYER_DECAY):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
@@ -102,16 +121,12 @@ def swap_backbone(
     return after
 
 
-def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str]:
-    """Return the key of the model with the old backbone, this model, and the name of the backbone in the model.
-
-    The key is 'model', or deeper inside a wrapper or tracker.
-    """
+def _find_backbone(cfg: Config, at: Optional[str]) -> Place:
     model = cfg.get('model')
     if not isinstance(model, dict):
         raise ValueError(f'model takes a dict with a backbone, got {model!r:.80}')
     backbones = _list_backbones(model)
-    keys = [f'{key}.{name}' for key, _, name in backbones]
+    keys = [place.backbone_key for place in backbones]
     if at is not None:
         if at not in keys:
             raise ValueError(f'{at}: no backbone of the config is there; it has {keys}')
@@ -122,13 +137,13 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
     return backbones[0]
 
 
-def _list_backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
-    """Return the outermost dicts with backbones: key, dict and name of the backbone."""
-    backbones: list[tuple[str, ConfigDict, str]] = []
+def _list_backbones(model: ConfigDict) -> list[Place]:
+    """Return the backbones of the outermost dicts that have any."""
+    backbones: list[Place] = []
     for key, node in walk(model, 'model', lambda _, child: isinstance(child, dict)):
         if not any(f'{key}.'.startswith(f'{outer}.') for outer, *_ in backbones):
             names = [name for name, child in node.items() if isinstance(child, dict) and 'type' in child]
-            backbones += [(key, node, name) for name in names if name.endswith('backbone')]
+            backbones += [Place(key, node, name) for name in names if name.endswith('backbone')]
     return backbones
 
 
@@ -161,16 +176,18 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     )
 
 
-def _replace(cfg: Config, key: str, model: ConfigDict, backbone_name: str, swin: Swin, task: Task) -> list[str]:
+def _replace(cfg: Config, place: Place, swin: Swin, task: Task) -> list[str]:
     """Replace the backbone and rewrite its readers, in place. Return notes for the user."""
+    key, model, backbone_name = place
     old = model[backbone_name]
     notes: list[str] = []
     if task == 'classification':
         rewire_classifier(model, backbone_name, swin.widths[-1], key)
+        # A classifier that began at random does so again
         has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
         new = swin.config(task, has_weights)
     else:
-        new, notes = _rewire(cfg, key, model, backbone_name, swin, task)
+        new, notes = _rewire(cfg, place, swin, task)
     if old.get('in_channels', 3) != 3:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
@@ -183,8 +200,8 @@ def _replace(cfg: Config, key: str, model: ConfigDict, backbone_name: str, swin:
     for outer in _iter_path(cfg.model, key):
         if 'Pretrained' in str(outer.get('init_cfg')):  # a checkpoint with the old backbone
             del outer.init_cfg
-    backbones = _list_backbones(cfg.model)
-    others = [f'{other}.{name}' for other, _, name in backbones if (other, name) != (key, backbone_name)]
+    keys = [other.backbone_key for other in _list_backbones(cfg.model)]
+    others = [other for other in keys if other != place.backbone_key]
     for outer in (cfg, *_iter_path(cfg.model, key)):
         before = copy.deepcopy(outer.get('data_preprocessor'))
         _normalize_as_imagenet(outer.get('data_preprocessor'))
@@ -193,15 +210,13 @@ def _replace(cfg: Config, key: str, model: ConfigDict, backbone_name: str, swin:
     return notes
 
 
-def _rewire(
-    cfg: Config, key: str, model: ConfigDict, backbone_name: str, swin: Swin, task: Task
-) -> tuple[dict[str, Any], list[str]]:
+def _rewire(cfg: Config, place: Place, swin: Swin, task: Task) -> tuple[dict[str, Any], list[str]]:
     """Rewrite the readers of a backbone's maps, in place. Return the new backbone and notes for the user."""
+    key, model, backbone_name = place
     is_segmentor = task == 'segmentation'
     neck_name = backbone_name.replace('backbone', 'neck')
-    backbone_key = f'{key}.{backbone_name}'
-    old_maps = find_backbone_maps(model[backbone_name], backbone_key)
-    stages = _choose_stages(old_maps, model[backbone_name], is_segmentor, backbone_key)
+    old_maps = find_backbone_maps(model[backbone_name], place.backbone_key)
+    stages = _choose_stages(old_maps, model[backbone_name], is_segmentor, place.backbone_key)
     maps = SwappedMaps(old_maps, [MapShape(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get(neck_name)
     if is_segmentor and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
@@ -214,7 +229,7 @@ def _rewire(
         neck_key = f'{key}.{neck_name}' + ('[0]' if listed else '')
         used = rewire_neck(first, maps, neck_key)
         behind = find_maps_after_neck(old_first, first, maps, used, neck_key)
-        if behind.widths()[0] != behind.widths()[1]:
+        if behind is not None and behind.widths()[0] != behind.widths()[1]:
             if not is_segmentor or listed:
                 raise ValueError(
                     f'{key}.{neck_name}: a {type_name(first)} without out_channels changes the channels of the heads'
@@ -226,20 +241,23 @@ def _rewire(
         used = rewire_detector(model, maps, key)
     if leaves_maps_unread(model, neck_name):
         cfg.find_unused_parameters = True
-
-    new = swin.config(task)
-    outputs = tuple(stages[index] for index in used)
-    if outputs != (0, 1, 2, 3):
-        new['out_indices'] = outputs
-    if outputs[-1] < 3:  # stages without a reader: a parameter without a gradient stops distributed training
-        by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
-        new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
-    return new, [
+    return _configure(swin, task, tuple(stages[index] for index in used)), [
         f'note: readers of stage {stages[index] + 1} get stride {maps.new[index].stride}, before '
         f'{old_maps[index].stride:g}'
         for index in used
         if maps.new[index].stride != old_maps[index].stride
     ]
+
+
+def _configure(swin: Swin, task: Task, outputs: tuple[int, ...]) -> dict[str, Any]:
+    """Return a backbone that emits the maps of the stages `outputs`, without the stages behind these."""
+    new = swin.config(task)
+    if outputs != (0, 1, 2, 3):
+        new['out_indices'] = outputs
+    if outputs[-1] < 3:  # stages without a reader: a parameter without a gradient stops distributed training
+        by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
+        new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
+    return new
 
 
 def _choose_stages(old_maps: list[MapShape], backbone: ConfigDict, is_segmentor: bool, key: str) -> list[int]:

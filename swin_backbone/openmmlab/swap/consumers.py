@@ -5,7 +5,7 @@ are renumbered: distributed training stops with an error if the parameters of a 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from mmengine.config import ConfigDict
 
@@ -24,6 +24,7 @@ class SwappedMaps(NamedTuple):
     new: Sequence[MapShape]
 
     def widths(self) -> tuple[list[int], list[int]]:
+        """Return the channels of the old and of the new maps."""
         return [shape.channels for shape in self.old], [shape.channels for shape in self.new]
 
 
@@ -70,8 +71,8 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
 
 def find_maps_after_neck(
     old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], key: str
-) -> SwappedMaps:
-    """Return the maps after a neck. Both lists are empty for a neck with `out_channels`: its maps stay.
+) -> Optional[SwappedMaps]:
+    """Return the maps after a neck, or None for a neck with `out_channels`, whose maps stay.
 
     Raises:
         ValueError: if the neck runs on the old maps, but not on the new maps. Some necks add maps of equal size.
@@ -81,7 +82,7 @@ def find_maps_after_neck(
         before = find_neck_maps(old_neck, maps.old, key)
     except ValueError:
         if sized:  # the likely reason is a missing operator, and the neck cannot be tried
-            return SwappedMaps([], [])
+            return None
         raise
     try:
         after = find_neck_maps(new_neck, [maps.new[index] for index in used], key)
@@ -90,7 +91,7 @@ def find_maps_after_neck(
             f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
             f"Swin's: {error.__cause__ or error}"
         ) from error
-    return SwappedMaps([], []) if sized else SwappedMaps(before, after)
+    return None if sized else SwappedMaps(before, after)
 
 
 def leaves_maps_unread(model: ConfigDict, neck_name: str) -> bool:
@@ -115,7 +116,7 @@ def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]
         raise ValueError(f'{key}.roi_head.shared_head: it is the last stage of the backbone that it was made for')
     old, new = maps.widths()
     used: set[int] = set()
-    for path, node, name in _iter_channel_settings(model, key):
+    for head_key, node, name in _iter_channel_settings(model, key):
         channels = node[name]
         if isinstance(channels, int) and channels == old[-1]:
             node[name] = new[-1]
@@ -124,14 +125,14 @@ def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]
             node[name] = type(channels)(new)
             used.update(range(len(old)))
         else:
-            raise ValueError(f'{path}.{name} is {channels}, and the maps of the backbone have {old}')
+            raise ValueError(f'{head_key}.{name} is {channels}, and the maps of the backbone have {old}')
     if not used:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     return sorted(used)
 
 
 def _iter_channel_settings(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict, str]]:
-    """Yield (path, dict, name) of each setting with the backbone's channels."""
+    """Yield (key of the dict, dict, name) of each setting with the backbone's channels."""
     for head_name, head in model.items():
         if head_name.endswith('_head') and isinstance(head, dict):
             if head_name == 'roi_head':
@@ -155,19 +156,19 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     # All heads of a cascade, and the head of K-Net that makes the kernels
     nodes = walk(model, key, lambda name, _: name.isdecimal() or name in HEADS_OF_MAPS)
     heads: list[tuple[str, ConfigDict]]
-    heads = [(path, head) for path, head in nodes if isinstance(head, dict) and 'in_channels' in head]
+    heads = [(head_key, head) for head_key, head in nodes if isinstance(head, dict) and 'in_channels' in head]
     if not heads:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
-    reads = [(path, head, _find_maps(path, head, maps)) for path, head in heads]
-    for i, (_, head, indices) in enumerate(reads[1:]):
+    reads = [(head_key, head, _find_maps(head_key, head, maps)) for head_key, head in heads]
+    for before, (_, head, indices) in enumerate(reads[1:]):
         if type_name(head) == 'OCRHead' and isinstance(indices, int):
-            reads[i] = (*reads[i][:2], indices)  # the head in front finds the regions on the same map
+            reads[before] = (*reads[before][:2], indices)  # the head in front finds the regions on the same map
     used = {index for *_, indices in reads for index in (indices if isinstance(indices, list) else [indices])}
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index
     emitted = sorted(used) if prune else list(range(len(maps.new)))
     old, new = maps.widths()
-    for path, head, indices in reads:
+    for head_key, head, indices in reads:
         if isinstance(indices, list):
             head.in_channels = type(head.in_channels)(new[index] for index in indices)
         else:
@@ -177,31 +178,31 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
         _set_index(head, indices, emitted, len(old))
         if head.get('c1_in_channels'):
             if head.c1_in_channels != old[0]:
-                raise ValueError(f'{path}.c1_in_channels is {head.c1_in_channels}, and the first map has {old[0]}')
+                raise ValueError(f'{head_key}.c1_in_channels is {head.c1_in_channels}, and the first map has {old[0]}')
             head.c1_in_channels = new[0]
     return emitted
 
 
-def _find_maps(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
+def _find_maps(key: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     """Return the index of the map that a head reads, or the list of indices."""
     old = maps.widths()[0]
     channels = head.in_channels
     index = head.get('in_index', -1)
     if isinstance(channels, int):
         if not isinstance(index, int) or not -len(old) <= index < len(old):
-            raise ValueError(f'{path}.in_index is {index}, with in_channels {channels} and {len(old)} maps')
+            raise ValueError(f'{key}.in_index is {index}, with in_channels {channels} and {len(old)} maps')
         indices: Any = index % len(old)
         expected: Any = old[indices]
     else:
         reads_all = 'in_index' not in head or type_name(head) in ALL_MAPS_HEADS
         index = range(len(old)) if reads_all else [index] if isinstance(index, int) else index
         if not all(-len(old) <= i < len(old) for i in index):
-            raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')
+            raise ValueError(f'{key}.in_index is {list(index)}, and there are {len(old)} maps')
         indices = [i % len(old) for i in index]
         channels = list(channels)
         expected = [old[i] for i in indices]
     if channels != expected:
-        raise ValueError(f'{path}.in_channels is {channels}, and the maps it reads have {expected}')
+        raise ValueError(f'{key}.in_channels is {channels}, and the maps it reads have {expected}')
     return indices
 
 
