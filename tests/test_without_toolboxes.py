@@ -71,7 +71,7 @@ from importlib.util import find_spec
 import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.compat import import_torchvision
-from swin_backbone.kernels.foreign.foreign_layers import ACCELERATED
+from swin_backbone.kernels.foreign.foreign_layers import RECORD_ATTRIBUTE
 from swin_backbone.kernels.native.availability import find_reason_against_dtype
 
 import_torchvision()  # of any build
@@ -94,7 +94,7 @@ for name, model in models.items():
         found = first(accelerate(model)(x))
         assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max(), name
         if find_reason_against_dtype(torch.float32) is None:
-            assert any(ACCELERATED in vars(one) for one in model.modules()), name
+            assert any(RECORD_ATTRIBUTE in vars(one) for one in model.modules()), name
         assert torch.equal(first(restore(model)(x)), wanted)
 print('accelerated', *models)
 """

@@ -16,10 +16,17 @@ from torch import nn
 from ...models.pyramid import SwinPyramid
 from ...replace import Reason
 from ..changes import record_methods
-from ..native.availability import PRECISION, find_reason_against_dtype
+from ..native.availability import PRECISION_ATTRIBUTE, find_reason_against_dtype
 from ..swin.by_torch import SWIN_LAYERS
 from ..swin.single_layer import plan_single_layer
-from .foreign_layers import ACCELERATED, BASE_ATTRIBUTE, LayerRecord, find_candidate_layer, run_norm, try_native
+from .foreign_layers import (
+    BASE_CLASS_ATTRIBUTE,
+    RECORD_ATTRIBUTE,
+    LayerRecord,
+    find_candidate_layer,
+    run_norm,
+    try_native,
+)
 from .trial import try_layer
 
 _logger = getLogger(__name__)
@@ -39,7 +46,9 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         _logger.info(f'accelerate: {line}')
     if dry_run:
         return lines
-    is_computed = len(unsupported) < len(outcomes) or any(ACCELERATED in vars(module) for module in model.modules())
+    is_computed = len(unsupported) < len(outcomes) or any(
+        RECORD_ATTRIBUTE in vars(module) for module in model.modules()
+    )
     if precision is not None and not is_computed:
         why = ': ' + ' '.join(sorted({reason for _, reason in unsupported})) if unsupported else ''
         raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
@@ -71,7 +80,7 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
             difference, reason = try_layer(module, record)
             if reason is None and not dry_run:
                 record_methods([type(module), *record.types.values()])
-                module.__dict__[ACCELERATED] = record._replace(stages=stages)
+                module.__dict__[RECORD_ATTRIBUTE] = record._replace(stages=stages)
                 module.__class__ = _accelerated_class(module.__class__)
             outcomes[record.label, reason].append(difference)
         for (label, reason), differences in outcomes.items():
@@ -113,7 +122,7 @@ def _list_layers(root: str, modules: dict[str, Any], records: dict[str, LayerRec
         name
         for name, record in records.items()
         if f'{name}.'.startswith(prefix)
-        and ACCELERATED not in vars(modules[name])
+        and RECORD_ATTRIBUTE not in vars(modules[name])
         and (
             record.run is not run_norm
             or (root not in records and re.fullmatch(output_norms, name.removeprefix(prefix)))
@@ -124,9 +133,9 @@ def _list_layers(root: str, modules: dict[str, Any], records: dict[str, LayerRec
 def set_precision(model: nn.Module, precision: Optional[str]) -> None:
     """Set the precision of all Swin layers of the library, in place; None: that of linear layers in torch."""
     for module in model.modules():
-        module.__dict__.pop(PRECISION, None)
-        if precision is not None and (isinstance(module, SWIN_LAYERS) or ACCELERATED in vars(module)):
-            module.__dict__[PRECISION] = precision
+        module.__dict__.pop(PRECISION_ATTRIBUTE, None)
+        if precision is not None and (isinstance(module, SWIN_LAYERS) or RECORD_ATTRIBUTE in vars(module)):
+            module.__dict__[PRECISION_ATTRIBUTE] = precision
 
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
@@ -134,7 +143,7 @@ def find_swins(model: nn.Module) -> list[nn.Module]:
     blocks = [
         name
         for name, module in model.named_modules()
-        if ACCELERATED in vars(module) and vars(module)[ACCELERATED].names
+        if RECORD_ATTRIBUTE in vars(module) and vars(module)[RECORD_ATTRIBUTE].names
     ]
     return [model.get_submodule(root) for root in dict.fromkeys(map(_find_swin_name, blocks))]
 
@@ -143,10 +152,10 @@ def restore_swin(model: nn.Module) -> None:
     """Undo `accelerate_swin`, in place."""
     set_precision(model, None)
     for module in model.modules():
-        if ACCELERATED in module.__dict__:
-            del module.__dict__[ACCELERATED]
+        if RECORD_ATTRIBUTE in module.__dict__:
+            del module.__dict__[RECORD_ATTRIBUTE]
             # FSDP's own subclass stays: without the record it calls the original forward.
-            module.__class__ = vars(type(module)).get(BASE_ATTRIBUTE, type(module))
+            module.__class__ = vars(type(module)).get(BASE_CLASS_ATTRIBUTE, type(module))
 
 
 def _looks_like_block(module: nn.Module) -> bool:
@@ -181,7 +190,7 @@ def _accelerated_class(base: Any) -> Any:
         return module
 
     names = {
-        BASE_ATTRIBUTE: base,
+        BASE_CLASS_ATTRIBUTE: base,
         'forward': forward,
         '__reduce_ex__': reduce_ex,
         '__prepare_scriptable__': as_original,

@@ -17,7 +17,7 @@ CallArgs = dict[str, Any]  # arguments of a call, by name
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 
 
-def list_arguments(module: Any) -> list[str]:
+def list_argument_names(module: Any) -> list[str]:
     """Return the names of the arguments of `forward`, except those of OPTIONAL. A scripted module has none."""
     if isinstance(module, torch.jit.ScriptModule):
         return []

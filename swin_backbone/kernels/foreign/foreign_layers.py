@@ -26,12 +26,12 @@ from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
 from ..swin.by_torch import forward_by_torch
-from ..swin.swin_layers import PROJECTION_NORM, make_norm_recipe, read_norm
-from .calls import CallArgs, bind_arguments, find_map, list_arguments, list_modules
+from ..swin.swin_layers import PROJECTION_NORM, make_norm_recipe, make_projection_recipe, read_norm
+from .calls import CallArgs, bind_arguments, find_map, list_argument_names, list_modules
 from .origins import POSITION_INDEX, Origin, find_origin
 
-ACCELERATED = '_swin_backbone_record'  # the attribute of an accelerated layer
-BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
+RECORD_ATTRIBUTE = '_swin_backbone_record'  # the attribute of an accelerated layer
+BASE_CLASS_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
 # Attributes that are compared at each call: of activations, mmcv's FFN and transformers' attention
 COMPARED_SETTINGS = 'approximate', 'add_identity', 'scaling'
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
@@ -57,7 +57,7 @@ def find_candidate_layer(module: Any) -> Optional[LayerRecord]:
     Every LayerNorm and every module with a convolution `projection` is a candidate, until `accelerate` finds a Swin
     around it.
     """
-    arguments, modules = list_arguments(module), list_modules(module)
+    arguments, modules = list_argument_names(module), list_modules(module)
     types, settings = {name: type(inside) for name, inside in modules.items()}, _list_settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return LayerRecord('merging', run_merging, types, settings, module.reduction.in_features // 4)
@@ -75,7 +75,7 @@ def find_candidate_layer(module: Any) -> Optional[LayerRecord]:
 def read_accelerated(layer: Any, record: LayerRecord) -> Modules:
     """Return the modules inside a layer. Raises `Unsupported` for a layer that has changed since `accelerate`."""
     cls, modules = cast(Any, type(layer)), read_modules(layer, record.types)
-    if shadows_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
+    if shadows_methods(layer, cls) or is_patched(getattr(cls, BASE_CLASS_ATTRIBUTE, cls)):
         raise Unsupported('A call of the layer runs other code.')
     has_dropout = any(owner.training and getattr(owner, name) for owner, name in list_rates(modules, record))
     if has_dropout or _list_settings(modules) != record.settings:
@@ -85,7 +85,7 @@ def read_accelerated(layer: Any, record: LayerRecord) -> Modules:
 
 def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
-    record: Optional[LayerRecord] = vars(layer).get(ACCELERATED)
+    record: Optional[LayerRecord] = vars(layer).get(RECORD_ATTRIBUTE)
     if record is None:
         return None
     call_args = bind_arguments(layer, args, kwargs)

@@ -18,7 +18,7 @@ from ...models.windows import Windows
 from ...modes import cached_table, needs_torch_op
 from ...sizes import Size
 from ..swin.blocks import ATTENTION_PREFIX, LINEARS, LOGIT_SCALE, NORMS
-from .calls import CallArgs, list_arguments, list_modules
+from .calls import CallArgs, list_argument_names, list_modules
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 BLOCK, POSITION_INDEX = 'stages.0.blocks.0.', f'{ATTENTION_PREFIX}relative_position_index'  # our names
@@ -127,7 +127,7 @@ def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
     """Return the origin of a block, and our name of each tensor with the name in the block; None: no known block."""
     for origin in BLOCK_ORIGINS:
         has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
-        if list_arguments(block) == origin.arguments.split() and has_drop_paths:
+        if list_argument_names(block) == origin.arguments.split() and has_drop_paths:
             names = _names_in_block(block, origin)
             if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.V1):
                 return origin, names

@@ -16,8 +16,8 @@ from ...replace import Unsupported
 from ..changes import read_modules
 from ..native.availability import find_reason_against
 from ..native.memory import require_address
-from .calls import CallArgs, list_arguments
-from .foreign_layers import ACCELERATED, LayerRecord, list_rates, run_embedding, try_native
+from .calls import CallArgs, list_argument_names
+from .foreign_layers import RECORD_ATTRIBUTE, LayerRecord, list_rates, run_embedding, try_native
 from .origins import masked_places, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.
@@ -58,7 +58,7 @@ def _compare(module: Any, record: LayerRecord) -> float:
         parameter.requires_grad_(True)
     arguments = _make_example(module, record, generator)
     original, gradients = _forward_and_backward(module, module.forward, *arguments)
-    module.__dict__[ACCELERATED] = record
+    module.__dict__[RECORD_ATTRIBUTE] = record
     if try_native(module, *arguments) is None:
         raise Unsupported('The compiled library has no computation for these sizes or settings.')
     ours, our_gradients = _forward_and_backward(module, partial(try_native, module), *arguments)
@@ -80,7 +80,7 @@ def _compare(module: Any, record: LayerRecord) -> float:
 
 def _make_example(module: Any, record: LayerRecord, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
-    names = list_arguments(module)
+    names = list_argument_names(module)
     if record.run is run_embedding:
         height, width = module.projection.kernel_size
         return [_draw((2, record.channels, 5 * height + 1, 7 * width + 1), generator)]

@@ -19,7 +19,7 @@ from ...replace import Reason, is_library_disabled
 from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, ImagesStruct, ProjectionStruct, get_libswin, load_library
 from .memory import empty, is_readable, pack_linear
 
-PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
+PRECISION_ATTRIBUTE = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
 
 
 def find_reason_against(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Optional[Reason]:
@@ -55,7 +55,7 @@ def find_dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tu
     The dtype is int8 if `accelerate` chose so and no gradient is recorded.
     """
     has_gradients = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if not has_gradients and vars(layer).get(PRECISION) == 'int8':
+    if not has_gradients and vars(layer).get(PRECISION_ATTRIBUTE) == 'int8':
         return torch.int8, False
     is_autocast = torch.is_autocast_enabled('cpu')
     return torch.get_autocast_dtype('cpu') if is_autocast else torch.float32, has_gradients

@@ -7,7 +7,7 @@ import torch
 from ...models.layers import PatchEmbed, PatchMerging
 from ...replace import PlanOrReason
 from ...sizes import Size
-from ..native.availability import PRECISION
+from ..native.availability import PRECISION_ATTRIBUTE
 from .by_torch import find_swin_class
 
 
@@ -20,11 +20,11 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
     """
     cls = find_swin_class(layer)
     modes = [(module, module.training) for module in layer.modules()]
-    kept = {name: value for name, value in vars(layer).items() if name == PRECISION}
+    kept = {name: value for name, value in vars(layer).items() if name == PRECISION_ATTRIBUTE}
     try:
         for module, _ in modes:
             module.training = False  # training may have dropout
-        layer.__dict__[PRECISION] = precision
+        layer.__dict__[PRECISION_ATTRIBUTE] = precision
         with torch.no_grad():
             x = torch.zeros(_input_shape(layer, size), dtype=torch.float32, device='cpu')
             plans = [
@@ -35,7 +35,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
     except AttributeError:  # of a module of another kind inside
         return f'{type(layer).__name__} is not as it was built.'
     finally:
-        layer.__dict__.pop(PRECISION)
+        layer.__dict__.pop(PRECISION_ATTRIBUTE)
         layer.__dict__.update(kept)
         for module, is_training in modes:
             module.training = is_training

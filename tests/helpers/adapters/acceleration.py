@@ -26,7 +26,7 @@ def assert_close(ours, original):
 
 
 def accelerated(model):
-    return [name for name, one in model.named_modules() if swap.ACCELERATED in one.__dict__]
+    return [name for name, one in model.named_modules() if swap.RECORD_ATTRIBUTE in one.__dict__]
 
 
 def assert_accelerates(model, x, maps, calls, blocks, layers, change=lambda model: None):
