@@ -19,9 +19,9 @@ from ...modes import linear_dtype
 from ...replace import Unsupported
 from ...sizes import Size
 from ..changes import Modules, is_patched, read_modules, shadows_methods
-from ..native.availability import find_dtype_and_gradients, find_reason_against
-from ..native.computations import BlockWeights, ProjectionComputation
-from ..native.memory import find_cache, free_packed_if_off_cpu
+from ..native.availability import find_reason_against
+from ..native.computations import BlockWeights
+from ..native.memory import free_packed_if_off_cpu
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
@@ -195,10 +195,11 @@ def run_merging(module: Any, modules: Modules, record: LayerRecord, call_args: C
     post_norm = norm_weight is not None and len(norm_weight) != inputs
     (_, x), *others = call_args.items()
     names = ['reduction.weight', 'reduction.bias', *PROJECTION_NORM]
-    dtype, has_gradients = find_dtype_and_gradients(module, x_BHWC, *tensors)
-    computation = ProjectionComputation(True, eps, post_norm, dtype, find_cache(module), has_gradients)
-    by_torch = partial(_call_original, names, dict(others), x.shape)
-    y_BHWC = LayerRecipe(computation, by_torch, tensors, make_weights).plan(module, x_BHWC.shape)(x_BHWC)
+    recipe = make_projection_recipe(
+        module, x_BHWC, tensors, is_merging=True, eps=eps, post_norm=post_norm,
+        by_torch=partial(_call_original, names, dict(others), x.shape), make_weights=make_weights,
+    )  # fmt: skip
+    y_BHWC = recipe.plan(module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
@@ -212,10 +213,9 @@ def run_embedding(module: Any, modules: Modules, record: LayerRecord, call_args:
     norm_weight, norm_bias, eps = read_norm(getattr(module, 'norm', None))
     tensors = conv.weight, conv.bias, norm_weight, norm_bias
     names = ['projection.weight', 'projection.bias', *PROJECTION_NORM]
-    dtype, has_gradients = find_dtype_and_gradients(module, x, *tensors)
-    computation = ProjectionComputation(False, eps, True, dtype, find_cache(module), has_gradients)
     by_torch = partial(_call_original, names, {}, x.shape)
-    y_BHWC = LayerRecipe(computation, by_torch, tensors).plan(module, x.shape)(x)
+    recipe = make_projection_recipe(module, x, tensors, is_merging=False, eps=eps, post_norm=True, by_torch=by_torch)
+    y_BHWC = recipe.plan(module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
     y = y_BHWC.flatten(1, 2) if 'x' in call_args else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])

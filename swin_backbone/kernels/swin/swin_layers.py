@@ -6,7 +6,7 @@ library does not compute the module.
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional
 
@@ -23,6 +23,7 @@ from ...sizes import Size
 from ..changes import Modules, is_changed, read_modules, record_methods
 from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
+from ..native.interface import MakeWeights, Weights, as_given
 from ..native.memory import find_cache, refuse_tensor
 from ..native.plans import LayerRecipe, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
@@ -250,13 +251,30 @@ def read_projection(layer: Any, x: Tensor) -> LayerRecipe:
     if eps is not None and norm.normalized_shape != (normed,):
         raise Unsupported(f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.')
     parameters = weight, linear.bias, norm_weight, norm_bias
-    dtype, has_gradients = find_dtype_and_gradients(layer, x, *parameters)
-    computation = ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
-    return LayerRecipe(computation, by_torch, parameters)
+    return make_projection_recipe(
+        layer, x, parameters, is_merging=is_merging, eps=eps, post_norm=post_norm, by_torch=by_torch
+    )
 
 
 plan_projection = partial(plan_module, read_projection)
+
+
+def make_projection_recipe(
+    layer: nn.Module,
+    x: Tensor,
+    parameters: Weights,
+    *,
+    is_merging: bool,
+    eps: Optional[float],
+    post_norm: bool,
+    by_torch: Callable[..., Tensor],
+    make_weights: MakeWeights = as_given,
+) -> LayerRecipe:
+    """Return the recipe of patch embedding or merging. For the arguments see `ProjectionComputation`, `LayerRecipe`."""
+    dtype, has_gradients = find_dtype_and_gradients(layer, x, *parameters)
+    computation = ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(layer), has_gradients)
+    return LayerRecipe(computation, by_torch, parameters, make_weights)
 
 
 def read_norm(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
