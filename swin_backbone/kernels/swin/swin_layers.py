@@ -142,7 +142,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
     windows, attention, drop_path = block.windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
     if windows.pad_before != (0, 0):
         raise Unsupported('The compiled library pads at right and bottom alone.')
-    if windows[:2] != x_BHWC.shape[1:3]:
+    if (windows.height, windows.width) != x_BHWC.shape[1:3]:
         raise Unsupported('The method windows of the block returned windows of another map.')
     C = x_BHWC.shape[3]
     if is_v2:
@@ -207,7 +207,7 @@ def _make_checked_weights(
     """Return the library's weights from the tensors of a block. Raises `Unsupported`: a user may have replaced `.data`.
 
     Args:
-        shapes: of the tensors that are not weights of the library themselves.
+        shapes: of the tensors that `make_block_weights` converts. `BlockComputation.pack` checks the others.
     """
     w = dict(zip(names, tensors))
     for name, shape in shapes.items():
