@@ -18,10 +18,9 @@ from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_reason_against_dtype
 from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import GEMM_DTYPES, ConvolutionStruct, get_libswin
-from ..native.memory import Cache, dtype_number, empty, is_readable, make_once, require_address
+from ..native.memory import Cache, dtype_number, empty, is_readable, is_within, make_once, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
-from ..native.size_limits import is_within
 from . import FLOATS, takes_tensor
 
 TILES = 4, 6  # outputs along the sides of a tile

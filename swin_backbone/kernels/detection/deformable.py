@@ -15,10 +15,9 @@ from torch import Tensor
 from ...modes import needs_torch_op
 from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import DeformableStruct, get_libswin
-from ..native.memory import empty, require_address
+from ..native.memory import empty, is_within, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
-from ..native.size_limits import is_within
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:

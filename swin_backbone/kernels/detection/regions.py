@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlignStruct, get_libswin
-from ..native.memory import dtype_number, require_address
-from ..native.size_limits import is_within
+from ..native.memory import dtype_number, is_within, require_address
 
 
 def takes_regions(shape: Sequence[int], regions: int, pooling: Any) -> bool:

@@ -12,7 +12,6 @@ from typing import Optional
 
 import torch
 
-from ...compat import constant_when_compiled
 from ...replace import Reason
 
 THREADS = range(1, 1025)
@@ -159,9 +158,3 @@ def find_reason_against_sizes(function: str, threads: int, *sizes: int) -> Optio
             first = allowed[0] if allowed else 'none'
             return f'The compiled library takes {first}{steps} {name}, not {number}.'
     return None
-
-
-@constant_when_compiled
-def is_within(function: str, *sizes: int) -> bool:
-    """Return whether the library takes the sizes of a call, see `find_reason_against_sizes`."""
-    return find_reason_against_sizes(function, torch.get_num_threads(), *sizes) is None
