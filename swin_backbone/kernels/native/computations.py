@@ -117,7 +117,7 @@ class BlockComputation(NamedTuple):
     out: Optional[Tensor] = None
 
     @property
-    def operator(self) -> str:
+    def operator_name(self) -> str:
         return 'block'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
@@ -127,7 +127,7 @@ class BlockComputation(NamedTuple):
         for name, tensor, tensor_shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
             require_tensor(name, tensor, tensor_shape)
 
-    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
+    def list_operator_arguments(self, weights: Weights) -> tuple[Any, ...]:
         settings, windows = self.settings, self.windows
         window_arguments = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
         others = settings.scale, [*settings.eps], self.dtype, self.saves_activations
@@ -297,7 +297,7 @@ class ProjectionComputation(NamedTuple):
     has_gradients: bool
 
     @property
-    def operator(self) -> str:
+    def operator_name(self) -> str:
         return 'project'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
@@ -314,7 +314,7 @@ class ProjectionComputation(NamedTuple):
         for name, tensor, tensor_shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(N, C, patch)):
             require_tensor(name, tensor, tensor_shape)
 
-    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
+    def list_operator_arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.is_merging, self.eps, self.post_norm, self.dtype, self.has_gradients
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
@@ -433,14 +433,14 @@ class OutputNormComputation(NamedTuple):
     eps: float
 
     @property
-    def operator(self) -> str:
+    def operator_name(self) -> str:
         return 'normalise_output'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         for name, tensor in zip(NORM, weights):
             require_tensor(name, tensor, (shape[3],))
 
-    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
+    def list_operator_arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.eps
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:

@@ -66,11 +66,11 @@ class SwinComputation(Computation[Prepared], Protocol[Prepared]):
     """A layer of a Swin, as a NamedTuple."""
 
     @property
-    def operator(self) -> str:
+    def operator_name(self) -> str:
         """The name of the operator of torch."""
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         """Raise `Unsupported` if the library does not take the weights, for maps of any size. Nothing reads memory."""
 
-    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
-        """Return the arguments of the operator of torch after the input: weights, tensors of the call, settings."""
+    def list_operator_arguments(self, weights: Weights) -> tuple[Any, ...]:
+        """Return the arguments of the operator of torch after the input, in the order of `operators.SCHEMAS`."""

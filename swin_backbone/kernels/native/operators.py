@@ -141,6 +141,7 @@ def _make_projection(
     return ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(weights[0]), has_gradients)
 
 
+# In the order of `SwinComputation.list_operator_arguments`, and of the parameters of the functions that read them.
 SCHEMAS = {
     'block': Schema(
         BlockWeights._fields,

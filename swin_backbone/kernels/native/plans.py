@@ -105,8 +105,8 @@ class OperatorPlan(NamedTuple):
         computation: Any = recipe.computation
         if recipe.draw_drop_path is not None:
             computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
-        operator = getattr(torch.ops.swin_backbone, computation.operator)
-        y: Tensor = operator(x, *computation.list_arguments(self.weights))[0]
+        operator = getattr(torch.ops.swin_backbone, computation.operator_name)
+        y: Tensor = operator(x, *computation.list_operator_arguments(self.weights))[0]
         return y
 
 
