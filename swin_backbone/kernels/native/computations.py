@@ -103,8 +103,8 @@ class BlockComputation(NamedTuple):
         cache: of packed weights.
         saves_activations: whether the forward saves more than the input for backward, see `saved_blocks.py`.
         saved_capacity: bytes for the saved activations. If they need more, none are saved. None: no limit.
-        drop_path_2B: of a call, the factors of both branches for the maps; None: all are 1.
-        out: of a call without gradients, memory for the output. The memory of the input is allowed.
+        drop_path_2B: the factors of both branches for the maps of one call, set by its plan; None: all are 1.
+        out: memory for the output of one call without gradients, set by its plan. That of the input is allowed.
     """
 
     settings: BlockSettings
@@ -174,18 +174,18 @@ class BlockComputation(NamedTuple):
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
     def forward(self, x_BHWC: Tensor, prepared: BlockStruct) -> Sequence[Tensor]:
-        copies: list[Any] = []
+        x_BHWC = x_BHWC.contiguous()
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
         prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
         saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves_activations else ((), 0, None)
-        x = require_address('x', x_BHWC, copies=copies)
+        x = require_address('x', x_BHWC)
         y = require_address('y', y_BHWC, x_BHWC.shape)
         get_libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
     def allocate_saved(self, prepared: BlockStruct) -> tuple[Sequence[Tensor], int, Optional[int]]:
         """Return memory for activations, the number of groups of windows that save them, and their address."""
-        groups, group_bytes = _find_saved_bytes(prepared, 0)
+        groups, group_bytes = _find_saved_size(prepared, 0)
         num_bytes = LINE + groups * group_bytes
         memory = empty_aligned(num_bytes if self.saved_capacity is None else self.saved_capacity)
         groups = groups if num_bytes <= len(memory) else 0
@@ -198,7 +198,8 @@ class BlockComputation(NamedTuple):
         The library cannot be asked: in a graph the sizes are symbols. This is an upper bound for groups of at most 32
         windows. Activations of larger groups may not fit; then the forward saves none, and backward recomputes them.
         Terms as in `SavedActivations` of csrc/block/block_group.h: in the dtype of the products 3 C of queries,
-        keys and values, C of attended and D of hidden tokens; in float32 C.
+        keys and values, C of attended and D of hidden tokens; in float32 C. The rows of a group are a multiple of 32
+        (TILE_TERMS); qkv has 16 rows of a head more (ROW_STEP); each of 7 arrays and the group begin at a cache line.
         """
         if not self.saves_activations:
             return 0
@@ -216,7 +217,7 @@ class BlockComputation(NamedTuple):
     def backward(
         self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: BlockStruct, weights: Any, saved: Sequence[Tensor]
     ) -> Weights:
-        copies: list[Any] = []
+        x_BHWC = x_BHWC.contiguous()
         shape, C = x_BHWC.shape, x_BHWC.shape[3]
         prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
         units = 1, C // self.settings.heads, 1, 1
@@ -230,13 +231,13 @@ class BlockComputation(NamedTuple):
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = empty_aligned(memory.nbytes).copy_(memory)
             groups = int(_header_of(memory))
-            saved_bytes = math.prod(_find_saved_bytes(prepared, groups)) if groups else 0
+            saved_bytes = groups * _find_saved_size(prepared, groups)[1] if groups else 0
             saved_ptr = _address_of_saved(memory, saved_bytes) if groups else None
         gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
         addresses: list[Any] = [require_address('gradient', tensor) for tensor in gradients]
         panels = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
         structure = BlockGradientsStruct(x=addresses[0], **BlockWeights(*addresses[1:]).by_field())
-        x = require_address('x', x_BHWC, copies=copies)
+        x = require_address('x', x_BHWC)
         grad_y = require_address('gradient', grad_BHWC, shape)
         get_libswin().block_backward(
             byref(prepared), (c_void_p * 4)(*panels), x, grad_y, saved_ptr, groups, byref(structure)
@@ -244,7 +245,7 @@ class BlockComputation(NamedTuple):
         return gradients
 
 
-def _find_saved_bytes(block: BlockStruct, groups: int) -> tuple[int, int]:
+def _find_saved_size(block: BlockStruct, groups: int) -> tuple[int, int]:
     """Return the number of groups that save activations, and the bytes of a group. `groups=0`: the library decides."""
     number, group_bytes = c_int64(groups), c_int64()
     get_libswin().block_saved_size(byref(block), byref(number), byref(group_bytes))
@@ -371,18 +372,18 @@ class ProjectionComputation(NamedTuple):
         return pack_linear(move_neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
 
     def forward(self, x: Tensor, prepared: PreparedProjection) -> Sequence[Tensor]:
-        copies: list[Any] = []
+        x = x.contiguous() if self.is_merging else x
         source, projection, y_shape = prepared
         y_BHWN = empty(y_shape)
-        self.locate(x, source, copies)
+        self.write_address(x, source)
         forward = get_libswin().merge_forward if self.is_merging else get_libswin().embed_forward
         forward(byref(source), byref(projection), require_address('y', y_BHWN, y_shape))
         return (y_BHWN,)
 
-    def locate(self, x: Tensor, source: Any, copies: list[Any]) -> None:
+    def write_address(self, x: Tensor, source: Any) -> None:
         """Write the address of the input into its structure."""
         if self.is_merging:
-            source.x = require_address('x', x, copies=copies)
+            source.x = require_address('x', x)
         else:  # an image may have any strides
             source.pixels, source.stride = require_address('x', x, allows_gaps=True), tuple(x.stride())
 
@@ -395,9 +396,9 @@ class ProjectionComputation(NamedTuple):
         weights: Any,
         saved: Sequence[Tensor],
     ) -> Weights:
-        copies: list[Any] = []
+        x = x.contiguous() if self.is_merging else x
         source, projection, y_shape = prepared
-        self.locate(x, source, copies)
+        self.write_address(x, source)
         # The gradients of a norm in front are computed from those of x.
         needs_grad_x = needed[0] or (not self.post_norm and any(needed[3:]))
         transposed = self.pack_weight(weights[0], transposed=True) if needs_grad_x else empty(0)
@@ -450,15 +451,15 @@ class OutputNormComputation(NamedTuple):
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedNorm:
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
-        tensors = [*parameters]
-        weight, bias = (require_address(name, tensor, (C,), copies=tensors) for name, tensor in zip(NORM, parameters))
+        tensors = [t if t is None or t.layout is not torch.strided else t.contiguous() for t in parameters]
+        weight, bias = (require_address(name, tensor, (C,)) for name, tensor in zip(NORM, tensors))
         return PreparedNorm(weight, bias, tensors)
 
     def forward(self, x_BHWC: Tensor, prepared: PreparedNorm) -> Sequence[Tensor]:
-        copies: list[Any] = []
+        x_BHWC = x_BHWC.contiguous()
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
-        x = require_address('x', x_BHWC, copies=copies)
+        x = require_address('x', x_BHWC)
         y = require_address('y', y_BCHW)
         get_libswin().output_norm_forward(
             x, B, H * W, C, prepared.weight, prepared.bias, self.eps, torch.get_num_threads(), y
@@ -468,10 +469,10 @@ class OutputNormComputation(NamedTuple):
     def backward(
         self, grad_BCHW: Tensor, _: Any, x_BHWC: Tensor, prepared: PreparedNorm, weights: Any, saved: Sequence[Tensor]
     ) -> Weights:
-        copies: list[Any] = []
+        x_BHWC = x_BHWC.contiguous()
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)
-        x = require_address('x', x_BHWC, copies=copies)
+        x = require_address('x', x_BHWC)
         grad_y = require_address('gradient', grad_BCHW, (B, C, H, W))
         addresses = [require_address('gradient', tensor) for tensor in gradients]
         threads = torch.get_num_threads()

@@ -98,28 +98,22 @@ def require_address(
     tensor: Optional[Tensor],
     shape: Optional[Sequence[int]] = None,
     dtype: torch.dtype = float32,
-    copies: Optional[list[Any]] = None,
     allows_gaps: bool = False,
 ) -> Optional[int]:
     """Check a tensor, and return its address; None for None. The library gets no other addresses.
 
     Args:
         shape: that the library takes, a tuple; None: any shape.
-        copies: a list that keeps the contiguous copy of a tensor with other strides alive. None: such a tensor is an
-            error.
-        allows_gaps: whether the library takes any strides.
+        allows_gaps: whether the library takes any strides; otherwise the tensor must be contiguous.
 
     Raises:
         Unsupported: if the shape, dtype or memory is not the required one.
     """
     if tensor is None:
         return None
-    if (shape is None or tensor.shape == shape) and tensor.dtype is dtype and is_readable(tensor):
-        if copies is not None and not tensor.is_contiguous():
-            tensor = tensor.contiguous()
-            copies.append(tensor)
-        if allows_gaps or tensor.is_contiguous():
-            return tensor.data_ptr()
+    is_wanted = (shape is None or tensor.shape == shape) and tensor.dtype is dtype
+    if is_wanted and is_readable(tensor) and (allows_gaps or tensor.is_contiguous()):
+        return tensor.data_ptr()
     refuse_tensor(name, tensor, tensor.shape if shape is None else shape, dtype)
 
 
@@ -149,11 +143,9 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of readable tensors. A change of a single element changes the hash."""
-    copies: list[Tensor] = []
+    tensors = [tensor.contiguous() if tensor.layout is torch.strided else tensor for tensor in tensors]
     count, hashed = len(tensors), c_uint64()
-    pieces = (c_void_p * count)(
-        *[require_address('tensor', tensor, dtype=tensor.dtype, copies=copies) for tensor in tensors]
-    )
+    pieces = (c_void_p * count)(*[require_address('tensor', tensor, dtype=tensor.dtype) for tensor in tensors])
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     get_libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value
@@ -165,7 +157,7 @@ _caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = 
 
 
 def find_cache(module: nn.Module) -> Cache:
-    """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
+    """Return the cache of a module for `make_once`, at first empty, for a copy too. In a graph it is thrown away."""
     return {} if needs_torch_op() else _caches_of_modules.setdefault(module, {})
 
 
