@@ -130,10 +130,11 @@ def read_once(read: Callable[[Any, Tensor], Result], module: nn.Module, x: Tenso
     if torch.is_grad_enabled():
         forget_readings(module)  # frees replaced tensors
         return read(module, x)
-    state, (old_state, results) = list_state(module), _readings.get(module, ((), {}))
+    state = list_state(module)
+    old_state, results = _readings.get(module, ((), {}))
     if len(old_state) != len(state) or not all(map(is_, old_state, state)):
         results = {}
-        if _has_complete_state(module):
+        if _has_complete_state(module):  # otherwise nothing is kept
             _readings[module] = state, results
     key = x.shape, torch.is_autocast_enabled('cpu') and torch.get_autocast_dtype('cpu')
     result: Optional[Result] = results.get(key)

@@ -50,9 +50,9 @@ def find_reason_against(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float3
 
 
 def find_dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
-    """Return the dtype of a layer's matrix products, and whether autograd records one of the tensors.
+    """Return the dtype of a layer's linear layers in torch, and whether autograd records one of the tensors.
 
-    The dtype is int8 if `accelerate` chose so and no gradient is recorded.
+    The dtype is autocast's, or float32; or int8, if `accelerate` chose so and no gradient is recorded.
     """
     has_gradients = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if not has_gradients and vars(layer).get(PRECISION_ATTRIBUTE) == 'int8':

@@ -130,7 +130,7 @@ SIGNATURES = {  # of the functions with a `swin_status`
     'swin_deformable_forward': [POINTER(DeformableStruct), *[c_void_p] * 4],
     'swin_deformable_backward': [POINTER(DeformableStruct), *[c_void_p] * 7],
 }
-ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`
+ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # SWIN_INVALID, SWIN_UNSUPPORTED, SWIN_NO_MEMORY
 
 
 class Library:
@@ -164,7 +164,7 @@ class Library:
 
         Without products of bfloat16, the library rounds, and multiplies in float32.
         """
-        return self.packed_size(torch.bfloat16, 1, 2) == 2
+        return self.packed_size(torch.bfloat16, 1, 2) == 2  # otherwise 4, since packed numbers have 4 bytes
 
     @property
     def isa(self) -> str:

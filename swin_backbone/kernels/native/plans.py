@@ -127,7 +127,7 @@ def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Ten
         return plan
     except Unsupported as error:
         if recipe is not None:
-            forget_readings(module)  # sizes may have changed
+            forget_readings(module)  # the recipe has old sizes: `list_state` shows no `.data` of another shape
         return str(error)
 
 
@@ -174,14 +174,15 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        settings, (needs_x, *needs_parameters) = [None] * 4, ctx.needs_input_grad[4:]  # settings have no gradients
+        no_gradients, needed = [None] * 4, ctx.needs_input_grad[4:]  # the arguments before x have no gradients
+        needs_x, *needs_parameters = needed
         # Hooks of saved tensors may return tensors at any address.
         x, *others = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
         parameters, saved = others[: len(needs_parameters)], others[len(needs_parameters) :]
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or may_be_batched(grad) or not is_readable(grad):
-            return *settings, *_differentiate_torch(ctx.by_torch, [x, *parameters], [needs_x, *needs_parameters], grad)
+            return *no_gradients, *_differentiate_torch(ctx.by_torch, [x, *parameters], needed, grad)
         # 1. Make the library's weights again, in autograd. 2. The library computes the gradients of input and weights.
         # 3. Autograd computes the gradients of the parameters from those of the weights (the chain rule).
         with torch.enable_grad():
@@ -195,7 +196,7 @@ class _Function(torch.autograd.Function):
         outputs = [w for w, n in zip(weights, needs_weights) if n]
         grad_outputs = [g for g, n in zip(grad_weights, needs_weights) if n]
         grad_parameters = _differentiate(outputs, leaves, needs_parameters, grad_outputs)
-        return *settings, grad_x if needs_x else None, *grad_parameters
+        return *no_gradients, grad_x if needs_x else None, *grad_parameters
 
 
 def _differentiate(
