@@ -13,8 +13,15 @@ A call of a stage goes this way to the compiled library:
    reason, a sentence, in place of a plan.
 3. The recipe makes a plan for the shape of the maps: it checks the tensors, packs weights or takes the packed ones, and
    fills a structure of csrc/swin.h.
-4. `dispatch` runs the plan, which calls the library for each block. With gradients, an autograd function does so; in a
-   graph, a custom operator of `native/operators.py`.
+4. `dispatch` runs the plan, which calls the library for each block. With gradients, `_Function` of `native/plans.py`
+   does so; in a graph, a custom operator of `native/operators.py`.
+5. In backward, `_Function` prepares again: it keeps no packed weights, but the cache usually has them. It calls the
+   library for the gradients of the input and of the library's weights. Autograd continues from these to the parameters:
+   back through the table of position biases, in V2 through the MLP of positions. Under `create_graph` and vmap, torch
+   computes the gradients.
+
+A recipe is kept until the module changes. A plan is for one call. A computation has the settings, and calls the
+library. `prepared` has the structures of csrc/swin.h for a shape.
 
 A layer of another package, changed by `accelerate`, begins at `try_native` in `foreign/foreign_layers.py` in place of
 steps 1 and 2. `foreign/calls.py` reads its arguments.
