@@ -490,7 +490,9 @@ def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
     figures = [dict(name=name, objects=0, found=0, compared=0) for name in 'ab']
     made = dict(verification=figures, format='onnx', precision='fp32')
     monkeypatch.setattr(export, 'export_model', lambda *_, **__: made)
-    result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
+    checkpoint = tmp_path / 'x.pth'
+    checkpoint.touch()
+    result = run_well('tools/export.py', DETECTION, checkpoint, '--out-dir', tmp_path)
     assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')
 
 
