@@ -91,7 +91,7 @@ def main() -> int:
         dataset = BuiltDatasets(cfg, fatal_faults=()).build_phase(args.phase)
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable)
         for base in iter_base_datasets(dataset):
-            base.guard.are_stated_masks_checked = False  # a wrong mask is an error only of its picture
+            base.data_guard.are_stated_masks_checked = False  # a wrong mask is an error only of its picture
     visualizer = VISUALIZERS.build(dict(type=visualizers[scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     num_pictures = min(len(dataset), args.show_number or len(dataset))

@@ -5,9 +5,12 @@
 2. `resolve_training`, only for a training, sets what its options name, and scales the schedule to the pictures of an
    epoch.
 
-The second applies `--cfg-options` again after each change, so that a key of the user stays, except keys of
-`param_scheduler` if an entry was removed (the indices move), and the backbone's `init_cfg` beside `--weights`. The
-result is a plain config of its toolbox, whose own tools/train.py trains it.
+The second applies `--cfg-options` again after each change, so that a key of the user stays. Two do not:
+
+- keys of `param_scheduler`, if an entry was removed: the indices move;
+- the backbone's `init_cfg` beside `--weights`.
+
+The result is a plain config of its toolbox, whose own tools/train.py trains it.
 """
 
 import copy

@@ -121,8 +121,8 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 
 
 # The rate does not follow the batch: docs/measurements/training.md compares three rules
-def describe_lr(cfg: Config, world_size: int = 1, is_own: bool = False) -> str:
-    """Return a line with the learning rate, `is_own` if a user sets it; '' for several optimizers or no batch."""
+def describe_lr(cfg: Config, world_size: int = 1, is_set_by_user: bool = False) -> str:
+    """Return a line with the learning rate; no hint if `is_set_by_user`, and '' without one optimizer and a batch."""
     optimizer = _find_optimizer(cfg)
     batch = (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
@@ -130,7 +130,7 @@ def describe_lr(cfg: Config, world_size: int = 1, is_own: bool = False) -> str:
     pictures = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
     base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
     line = f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
-    if is_own or base in (None, pictures):
+    if is_set_by_user or base in (None, pictures):
         return line
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
     return f'{line}; the config has it for {base} pictures: {hint}'

@@ -40,8 +40,8 @@ def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable:
     for base in iter_base_datasets(dataset):
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
-        base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable)
-        base.guard.install(base)
+        base.data_guard = GuardedPipeline(base, cfg, is_training and skip_unreadable)
+        base.data_guard.install(base)
 
 
 class GuardedPipeline:
@@ -154,7 +154,7 @@ class GuardedPipeline:
                 raise DataError(f'none of {len(self.skipped)} pictures can be trained on, as: {reason}')
 
 
-class GuardHook(Hook):
+class DataGuardHook(Hook):
     """Keep the guards after another hook has set a pipeline, and log the number of skipped pictures of all processes.
 
     mmdet's PipelineSwitchHook and mmpretrain's SwitchRecipeHook set pipelines.
@@ -164,14 +164,14 @@ class GuardHook(Hook):
 
     def before_train_epoch(self, runner: Runner) -> None:
         for base in iter_base_datasets(runner.train_dataloader.dataset):
-            if hasattr(base, 'guard'):
-                base.guard.install(base)
+            if hasattr(base, 'data_guard'):
+                base.data_guard.install(base)
 
     def after_train_epoch(self, runner: Runner) -> None:
         skipped = 0
         for base in iter_base_datasets(runner.train_dataloader.dataset):
-            if hasattr(base, 'guard'):
-                flags = base.guard.skipped.clone()
+            if hasattr(base, 'data_guard'):
+                flags = base.data_guard.skipped.clone()
                 all_reduce(flags, 'max')
                 skipped += int(flags.sum())
         if skipped:

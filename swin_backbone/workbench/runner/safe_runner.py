@@ -23,7 +23,7 @@ from ...openmmlab.mixed_precision import MixedPrecisionHook
 from ...whole_files import CANNOT_WRITE
 from ..data.dataset_warnings import iter_dataset_warnings
 from ..data.datasets import BuiltDatasets
-from ..data.guard import GuardHook, guard_dataset
+from ..data.guard import DataGuardHook, guard_dataset
 from ..resume.adapt_hook import AdaptCheckpointHook
 from ..resume.checkpoint_hook import WholeCheckpointHook, describe_last_checkpoint, find_checkpoint_hook
 from ..resume.latest import EPOCHS, find_newest_checkpoint
@@ -52,7 +52,7 @@ DEFAULT_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_sched
 # The further hooks of every run. Those of equal priority run in this order: see the table in hooks/__init__.py
 HOOK_CLASSES: tuple[type[Hook], ...] = (
     AdaptCheckpointHook,
-    GuardHook,
+    DataGuardHook,
     CurvesHook,
     EstimateHook,
     PredictByShapeHook,

@@ -176,7 +176,7 @@ def test_the_learning_rate_does_not_follow_the_batch():
     cfg = set_(RETINANET, batch=4)
     assert (cfg.optim_wrapper.optimizer.lr, cfg.train_dataloader.batch_size) == (0.01, 4)
     assert describe_lr(cfg) == f'learning rate 0.01, 4 pictures per step{hint}'
-    assert describe_lr(cfg, is_own=True) == 'learning rate 0.01, 4 pictures per step'
+    assert describe_lr(cfg, is_set_by_user=True) == 'learning rate 0.01, 4 pictures per step'
     assert describe_lr(cfg, world_size=2) == f'learning rate 0.01, 8 pictures per step{hint}'
     cfg.optim_wrapper.accumulative_counts = 4
     assert describe_lr(cfg) == 'learning rate 0.01, 16 pictures per step'

@@ -17,7 +17,7 @@ in the order of their registration: default hooks, hooks of the config, `SafeRun
     VERY_LOW   BroadcastBuffersHook   validation.py                give all processes the buffers of the first
     VERY_LOW   ProgressHook           build.py                     record which phases have worked
     LOWEST     SignalHook             signals.py                   save or stop on a signal
-    LOWEST     GuardHook              data/guard.py                keep the checks of the data, count skipped pictures
+    LOWEST     DataGuardHook          data/guard.py                keep the checks of the data, count skipped pictures
     LOWEST     CurvesHook             curves.py                    draw curves.png
     LOWEST     EstimateHook           estimate.py                  log the time of a step and of the training
     LOWEST     MetricNamesHook        metric_names.py              check the names of metrics by a trial validation

@@ -30,7 +30,7 @@ ACTIONS = {
     if hasattr(signal, name)  # Windows has no SIGHUP and SIGUSR1
 }
 REPEATED_S = 1.0  # signals within these seconds count as one: terminal and torchrun both send Ctrl-C
-AGREEMENT_S = 1.0  # seconds between two agreements of ranks in training: over NCCL an agreement waits for the GPU
+AGREEMENT_S = 1.0  # seconds between two agreements (the largest action of all ranks): over NCCL one waits for the GPU
 
 
 class StoppedBySignal(TrainingStopped):

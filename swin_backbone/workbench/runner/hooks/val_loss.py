@@ -58,7 +58,7 @@ class ValLossHook(Hook):
                 self._give_up(runner, f'{where} has no pipeline in the config')
                 return
             base.pipeline = Compose(make_loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
-            base.guard.install(base)
+            base.data_guard.install(base)
         is_mmseg = runner.cfg.get('default_scope') == 'mmseg'
         batch = 1 if is_mmseg else runner.cfg.train_dataloader.get('batch_size', 1)
         indices = list(range(runner.rank, len(dataset), runner.world_size))
