@@ -118,12 +118,14 @@ void Arrays::add_saved(const void* first, int64_t bytes, bool written) {
 }
 
 void Arrays::check_overlaps() const {
-  for (int i = 0; i < count; i++)
-    for (int j = 0; j < count && arrays[i].written; j++) {
+  for (int i = 0; i < count; i++) {
+    if (!arrays[i].written) continue;
+    for (int j = 0; j < count; j++) {
       const Array &a = arrays[i], &b = arrays[j];
       if (i != j && a.first < b.first + b.bytes && b.first < a.first + a.bytes)
         fail(SWIN_INVALID, "%s is written, and must not overlap with %s", a.name, b.name);
     }
+  }
 }
 
 void Arrays::write_zeros() const {

@@ -73,8 +73,8 @@ void project(const Source& source, const Projection<T>& p, int64_t threads, floa
       const Timed timed(Work::NORMS, count * K);
       for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
       linear_to(rows, K, count, w, workspace, out + first * w.N, w.N);
-      for (int64_t m = first; m < first + count && p.after; m++)
-        layer_norm(out + m * w.N, w.N, *p.after, out + m * w.N);
+      if (p.norm_after)
+        for (int64_t m = first; m < first + count; m++) layer_norm(out + m * w.N, w.N, *p.norm_after, out + m * w.N);
     }
   });
 }

@@ -53,9 +53,9 @@ struct ProjectionSums {
 template <class T>
 struct Projection {
   Linear<T> linear;
-  std::optional<Affine> before, after;
+  std::optional<Affine> norm_before, norm_after;
 
-  int64_t norm_size() const { return before ? linear.K : after ? linear.N : 0; }  // channels of the norm
+  int64_t norm_size() const { return norm_before ? linear.K : norm_after ? linear.N : 0; }  // channels of the norm
   // In one array: gradients of the bias, and of the norm's weight and bias.
   int64_t vectors_size() const { return linear.N + 2 * norm_size(); }
   ProjectionSums sums(float* first) const { return {first, first + linear.N, first + linear.N + norm_size()}; }
@@ -67,7 +67,7 @@ constexpr int64_t GROUP_TOKENS = 2 * MAX_ROWS;  // tokens of a group
 template <class T, class Source>
 void read_row(const Source& source, const Projection<T>& p, int64_t token, float* raw, T* to) {
   source.read(token, raw);
-  if (p.before) return layer_norm(raw, p.linear.K, *p.before, to);
+  if (p.norm_before) return layer_norm(raw, p.linear.K, *p.norm_before, to);
   convert_row(raw, p.linear.padded_K(), to);
 }
 

@@ -21,7 +21,7 @@ class ProjectionGroup {
     memory.allocate([&](Arena& arena) {
       raw = arena.take<float>(K);
       rows = arena.take<T>(max_tokens * K);
-      outputs = arena.take<float>(p.after ? max_tokens * N : 0);
+      outputs = arena.take<float>(p.norm_after ? max_tokens * N : 0);
       grad_outputs = arena.take<T>(max_tokens * N);
       grad_rows = arena.take<float>(backward_linear ? max_tokens * backward_linear->N : 0);
       workspace = {{&p.linear, backward_linear ? backward_linear : &p.linear}, arena};
@@ -32,7 +32,7 @@ class ProjectionGroup {
 
   void run(int64_t first, int64_t count) {
     for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
-    if (p.after) linear_to(rows, K, count, p.linear, workspace, outputs, N);
+    if (p.norm_after) linear_to(rows, K, count, p.linear, workspace, outputs, N);
     for (int64_t m = 0; m < count; m++) write_output_grad(first + m, outputs + m * N, grad_outputs + m * N);
     operands.pack(K, N, rows, grad_outputs, count, sums.bias);
     if (!backward_linear) return;
@@ -46,17 +46,17 @@ class ProjectionGroup {
   // The gradient of the linear layer's output, from the gradient of the token.
   void write_output_grad(int64_t token, const float* norm_input, T* to) const {
     const float* from = grad + token * N;
-    if (p.after)
-      return layer_norm_backward(norm_input, N, *p.after, from, 1.f, norm_sums(),
+    if (p.norm_after)
+      return layer_norm_backward(norm_input, N, *p.norm_after, from, 1.f, norm_sums(),
                                  [&](int64_t n, Vec g, int64_t lanes) { store(to + n, g, lanes); });
     convert_row(from, N, to);
   }
 
   // Write the gradient of an input row to its place in the source.
   void write_input_grad(int64_t token, float* row) const {
-    if (p.before) {
+    if (p.norm_before) {
       source.read(token, raw);
-      layer_norm_backward(raw, p.linear.K, *p.before, row, 1.f, norm_sums(),
+      layer_norm_backward(raw, p.linear.K, *p.norm_before, row, 1.f, norm_sums(),
                           [&](int64_t k, Vec g, int64_t lanes) { store(row + k, g, lanes); });
     }
     source.write(token, row, grad_source);
@@ -111,7 +111,8 @@ void project_backward(const Source& source, const Projection<T>& p, const void* 
       compute_weight_gradient(operands.get(), active, n, stop - n, weight_sum, first > 0);
     });
   }
-  for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight_sum + n * padded_K, K, gradients.weight + n * K);
+  if (padded_K != K)
+    for (int64_t n = 0; n < N; n++) std::copy_n(weight_sum + n * padded_K, K, gradients.weight + n * K);
   const auto [bias, norm_weight, norm_bias] = p.sums(sums.add());
   std::copy_n(bias, N, gradients.bias);
   std::copy_n(norm_weight, p.norm_size(), gradients.norm_weight);

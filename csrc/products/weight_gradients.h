@@ -47,8 +47,9 @@ class WeightGradOperands {
     }
     input = a;
     in_strips = PACKS_STRIPS && in >= MIN_IN_STRIPS;
-    for (int64_t c = 0; c < in && in_strips; c += STRIP)
-      pack_rows(a + c, in, tokens, std::min(STRIP, in - c), strips + c * tokens);
+    if (in_strips)
+      for (int64_t c = 0; c < in; c += STRIP)
+        pack_rows(a + c, in, tokens, std::min(STRIP, in - c), strips + c * tokens);
     transpose(grad_output, out, count, out, grad_output_T, rows);
   }
 };
@@ -67,13 +68,16 @@ void compute_weight_gradient(const WeightGradOperands<T>* const* groups, int64_t
                       g.in, accumulate);
       continue;
     }
-    for (int64_t c = 0; c < g.in && g.in_strips; c += STRIP) {
-      const int64_t columns = std::min(STRIP, g.in - c);
-      for (int64_t k = 0; k < g.tokens; k += MAX_SUM)
-        gemm(count, columns, std::min(MAX_SUM, g.tokens - k), g.rows, columns, g.in, g.grad_output_T + n * g.rows + k,
-             g.strips + c * g.tokens + k * columns, to + n * g.in + c, accumulate || k > 0);
+    if (g.in_strips) {
+      for (int64_t c = 0; c < g.in; c += STRIP) {
+        const int64_t columns = std::min(STRIP, g.in - c);
+        for (int64_t k = 0; k < g.tokens; k += MAX_SUM)
+          gemm(count, columns, std::min(MAX_SUM, g.tokens - k), g.rows, columns, g.in, g.grad_output_T + n * g.rows + k,
+               g.strips + c * g.tokens + k * columns, to + n * g.in + c, accumulate || k > 0);
+      }
+      continue;
     }
-    for (int64_t m = n; m < n + count && !g.in_strips; m += MAX_COLUMNS)
+    for (int64_t m = n; m < n + count; m += MAX_COLUMNS)
       for (int64_t c = 0; c < g.in; c += MAX_COLUMNS)
         gemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g.in - c), g.tokens, g.rows, g.in, g.in,
              g.grad_output_T + m * g.rows, g.input + c, to + m * g.in + c, accumulate);
