@@ -9,6 +9,8 @@
 
 namespace swin::SWIN_ISA {
 
+enum Role { QUERY, KEY, VALUE };  // of a row of a head
+
 inline int64_t padded_keys(int64_t N) { return round_up(N, std::max<int64_t>(LANES, 8)); }  // S
 
 // Copy the position bias (h, N, N) to rows of S numbers, times log2 e. Columns from N on have no key, and are -inf.
@@ -46,7 +48,8 @@ struct AttentionWorkspace {
 inline void pack_rhs_dS(const float* rows, int64_t N, int64_t d, float* to) {
   const int64_t S = padded_keys(N);
   transpose(rows, d, N, d, to, S);
-  for (int64_t c = 0; c < d && N < S; c++) std::fill(to + c * S + N, to + (c + 1) * S, 0.f);
+  if (N == S) return;
+  for (int64_t c = 0; c < d; c++) std::fill(to + c * S + N, to + (c + 1) * S, 0.f);
 }
 inline void pack_rhs_dS(const rounded* rows, int64_t N, int64_t d, rounded* to) {
   pack_rhs_dS(&rows->number, N, d, &to->number);
@@ -60,7 +63,8 @@ const T* pack_rhs_Sd(const T* rows, int64_t, int64_t, T*) {
 inline void pack_rhs_dS(const bf16* rows, int64_t N, int64_t d, bf16* to) {
   const int64_t S = padded_keys(N);
   transpose_pairs(rows, d, N, d / 2, to, 2 * S);
-  for (int64_t c = 0; c < d / 2 && N < S; c++) std::memset(to + 2 * (c * S + N), 0, 2 * (S - N) * sizeof(bf16));
+  if (N == S) return;
+  for (int64_t c = 0; c < d / 2; c++) std::memset(to + 2 * (c * S + N), 0, 2 * (S - N) * sizeof(bf16));
 }
 inline const bf16* pack_rhs_Sd(const bf16* rows, int64_t N, int64_t d, bf16* to) {
   for (int64_t n = 0; n < N; n += 2)
@@ -157,9 +161,8 @@ void softmax_backward(T* probs, float inverse_sum, const float* grad_probs, int6
   }
 }
 
-// Gradients of `attend`, from grad_out (N, d). Calls put(which, place, row of d numbers), with `which` 0 for the query,
-// 1 for the key, 2 for the value. bias_sum: (N, S), the sum of gradients of the bias. scratch: memory as that of
-// `attend`.
+// Gradients of `attend`, from grad_out (N, d). Calls put(role, place, row of d numbers). bias_sum: (N, S), the sum of
+// gradients of the bias. scratch: the workspace of `attend`; its probs are divided by their sums.
 template <class T, class Put>
 void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* grad_out, float scale,
                      const float* bias, const float* mask, float* bias_sum, const AttentionWorkspace<T>& scratch,
@@ -174,21 +177,22 @@ void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, c
       softmax_backward(scratch.probs + n * S, scratch.inverse_sum[n], workspace.grad_probs + n * S, S, scale,
                        bias_sum + n * S, workspace.grad_logits + n * S);
   }
-  const auto multiply = [&](const T* a, const T* b, int64_t which) {
+  const auto multiply = [&](const T* a, const T* b, Role role) {
     gemm(N, d, terms, S, d, d, a, pack_rhs_Sd(b, N, d, scratch.rhs_Sd), scratch.out);
     const Timed timed(Work::HEADS, N * d);
-    for (int64_t n = 0; n < N; n++) put(which, n, scratch.out + n * d);
+    for (int64_t n = 0; n < N; n++) put(role, n, scratch.out + n * d);
   };
-  const auto put_keys_first = [&](const T* a) {
+  const auto transposed = [&](const T* a) {
     const Timed timed(Work::PACKING, N * N);
     transpose(a, S, N, N, workspace.keys_first, S);
-    for (int64_t n = 0; n < N && IN_PAIRS<T>; n++)
-      std::memset(static_cast<void*>(workspace.keys_first + n * S + N), 0, (S - N) * sizeof(T));
+    if (IN_PAIRS<T>)
+      for (int64_t n = 0; n < N; n++)
+        std::memset(static_cast<void*>(workspace.keys_first + n * S + N), 0, (S - N) * sizeof(T));
     return workspace.keys_first;
   };
-  multiply(workspace.grad_logits, k, 0);
-  multiply(put_keys_first(workspace.grad_logits), q, 1);
-  multiply(put_keys_first(scratch.probs), grad_out, 2);
+  multiply(workspace.grad_logits, k, QUERY);
+  multiply(transposed(workspace.grad_logits), q, KEY);
+  multiply(transposed(scratch.probs), grad_out, VALUE);
 }
 
 }  // namespace swin::SWIN_ISA

@@ -4,6 +4,7 @@
 
 #include "block/backward_group.h"
 #include "machine/memory.h"
+#include "machine/worker_vectors.h"
 
 namespace swin::SWIN_ISA {
 namespace {
@@ -19,34 +20,32 @@ template <class T>
 class WorkerSums {
  public:
   // weight_sums: of the first worker, and the result.
-  WorkerSums(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t workers, bool own_weights,
+  WorkerSums(const Block<T>& block, const SumOffsets<T>& offsets, int64_t workers, bool own_weights,
              float* const (&weight_sums)[LINEARS])
-      : w(w), size(offsets.size), workers(workers), own_weights(own_weights) {
+      : block(block), workers(workers), vectors(workers, offsets.size) {
+    if (!own_weights) return;
     float* next = nullptr;
     memory.allocate([&](Arena& arena) {
-      vectors = arena.take<float>(workers * size);
-      weights = arena.take<Weights>(own_weights ? workers : 0);
-      next = arena.take<float>(own_weights ? (workers - 1) * w.num_weights() : 0);
+      weights = arena.take<Weights>(workers);
+      next = arena.take<float>((workers - 1) * block.num_weights());
     });
-    std::fill_n(vectors, workers * size, 0.f);
-    for (int64_t worker = 0; worker < workers && own_weights; worker++)
+    for (int64_t worker = 0; worker < workers; worker++)
       for (int64_t i = 0; i < LINEARS; i++) {
         weights[worker].of[i] = worker ? next : weight_sums[i];
-        if (worker) next += w.linear(i).N * w.linear(i).K;
+        if (worker) next += block.linear(i).N * block.linear(i).K;
       }
   }
 
-  float* vectors_of(int64_t worker) const { return vectors + worker * size; }
-  float* const* weights_of(int64_t worker) const { return own_weights ? weights[worker].of : nullptr; }
+  float* vectors_of(int64_t worker) const { return vectors[worker]; }
+  float* const* weights_of(int64_t worker) const { return weights ? weights[worker].of : nullptr; }
 
   // Returns the sums of the vectors.
   float* add() const {
-    for (int64_t worker = 1; worker < workers; worker++) {
-      add_row(vectors_of(worker), size, vectors);
-      for (int64_t i = 0; i < LINEARS && own_weights; i++)
-        add_row(weights[worker].of[i], w.linear(i).N * w.linear(i).K, weights[0].of[i]);
-    }
-    return vectors;
+    if (weights)
+      for (int64_t worker = 1; worker < workers; worker++)
+        for (int64_t i = 0; i < LINEARS; i++)
+          add_row(weights[worker].of[i], block.linear(i).N * block.linear(i).K, weights[0].of[i]);
+    return vectors.add();
   }
 
  private:
@@ -54,11 +53,10 @@ class WorkerSums {
     float* of[LINEARS];
   };
 
-  const BlockWeights<T>& w;
-  const int64_t size, workers;
-  const bool own_weights;
-  float* vectors;
-  Weights* weights;
+  const Block<T>& block;
+  const int64_t workers;
+  const WorkerVectors vectors;
+  Weights* weights = nullptr;  // null without own weights
   Memory memory;
 };
 
@@ -66,14 +64,14 @@ class WorkerSums {
 template <class T>
 class KeysFirstBias {
  public:
-  KeysFirstBias(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t N)
+  KeysFirstBias(const Block<T>& block, const SumOffsets<T>& offsets, int64_t N)
       : offsets(offsets),
         N(N),
         S(padded_keys(N)),
         heads(offsets.keys_first_size / (N * S)) {  // 0 without tiles: nothing is transposed
     memory.allocate([&](Arena& arena) { bias = arena.take<float>(offsets.keys_first_size); });
     std::fill_n(bias, offsets.keys_first_size, -std::numeric_limits<float>::infinity());
-    for (int64_t at = 0; at < heads * N * S; at += N * S) transpose(w.bias_hNS + at, S, N, N, bias + at, S);
+    for (int64_t at = 0; at < heads * N * S; at += N * S) transpose(block.bias_hNS + at, S, N, N, bias + at, S);
   }
   const float* get() const { return bias; }
 
@@ -94,7 +92,7 @@ class KeysFirstBias {
 // Compute the weights' gradients from the operands of all workers, in tasks of MAX_COLUMNS outputs of a layer. The last
 // layer has the longest tasks, and comes first. The order of tasks does not change results.
 template <class T>
-void add_weight_gradients(const BlockWeights<T>& w, const std::unique_ptr<BackwardGroup<T>>* workers, int64_t count,
+void add_weight_gradients(const Block<T>& block, const std::unique_ptr<BackwardGroup<T>>* workers, int64_t count,
                           int64_t threads, float* const (&weight_sums)[LINEARS], bool accumulate) {
   const WeightGradOperands<T>** operands = nullptr;  // (LINEARS, count)
   Memory memory;
@@ -102,14 +100,14 @@ void add_weight_gradients(const BlockWeights<T>& w, const std::unique_ptr<Backwa
   int64_t tasks[LINEARS + 1] = {0};  // before each layer, the last layer first
   for (int64_t i = 0; i < LINEARS; i++) {
     for (int64_t worker = 0; worker < count; worker++) operands[i * count + worker] = &workers[worker]->operands[i];
-    tasks[i + 1] = tasks[i] + ceil_div(w.linear(LINEARS - 1 - i).N, MAX_COLUMNS);
+    tasks[i + 1] = tasks[i] + ceil_div(block.linear(LINEARS - 1 - i).N, MAX_COLUMNS);
   }
   each_task(tasks[LINEARS], threads, [&](int64_t task) {
     int64_t rank = 0;
     while (task >= tasks[rank + 1]) rank++;
     const int64_t i = LINEARS - 1 - rank, n = (task - tasks[rank]) * MAX_COLUMNS;
-    compute_weight_gradient(operands + i * count, count, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i],
-                            accumulate);
+    compute_weight_gradient(operands + i * count, count, n, std::min(MAX_COLUMNS, block.linear(i).N - n),
+                            weight_sums[i], accumulate);
   });
 }
 
@@ -127,7 +125,7 @@ void sum_apart(const Groups& groups, int64_t num_groups, int64_t workers, int64_
 
 // Compute one group in each worker, then the weight gradients of these groups together.
 template <class T, class Make>
-void sum_together(const BlockWeights<T>& w, const Groups& groups, int64_t num_groups, int64_t workers, int64_t threads,
+void sum_together(const Block<T>& block, const Groups& groups, int64_t num_groups, int64_t workers, int64_t threads,
                   const SavedGroups& saved, const Make& make, float* const (&weight_sums)[LINEARS]) {
   const std::unique_ptr<std::unique_ptr<BackwardGroup<T>>[]> worker_groups(
       new std::unique_ptr<BackwardGroup<T>>[workers]);
@@ -138,24 +136,24 @@ void sum_together(const BlockWeights<T>& w, const Groups& groups, int64_t num_gr
       if (!worker_groups[worker]) worker_groups[worker] = make(worker);
       worker_groups[worker]->run(groups[first + worker], saved.of(first + worker));
     });
-    add_weight_gradients(w, worker_groups.get(), count, threads, weight_sums, first > 0);
+    add_weight_gradients(block, worker_groups.get(), count, threads, weight_sums, first > 0);
   }
 }
 
 // Write the gradients of all vectors, from their sums.
 template <class T>
-void write_gradients(const BlockWeights<T>& w, const SumOffsets<T>& offsets, int64_t N, int64_t S, const float* sums,
+void write_gradients(const Block<T>& block, const SumOffsets<T>& offsets, int64_t N, int64_t S, const float* sums,
                      const swin_block_gradients& to) {
   const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
   float* const norms[3][2] = {
       {to.norm1_weight, to.norm1_bias}, {to.norm2_weight, to.norm2_bias}, {to.norm3_weight, to.norm3_bias}};
   for (int64_t i = 0; i < 3; i++) {
-    put(offsets.norm_weight[i], w.C, norms[i][0]);
-    put(offsets.norm_bias[i], w.C, norms[i][1]);
+    put(offsets.norm_weight[i], block.C, norms[i][0]);
+    put(offsets.norm_bias[i], block.C, norms[i][1]);
   }
-  for (int64_t i = 0; i < LINEARS; i++) put(offsets.bias[i], w.linear(i).N, to.bias[i]);
-  for (int64_t r = 0; r < w.heads * N; r++) put(offsets.bias_hNS + r * S, N, to.position_bias + r * N);
-  put(offsets.cosine_scale, w.heads, to.cosine_scale);
+  for (int64_t i = 0; i < LINEARS; i++) put(offsets.bias[i], block.linear(i).N, to.bias[i]);
+  for (int64_t r = 0; r < block.heads * N; r++) put(offsets.bias_hNS + r * S, N, to.position_bias + r * N);
+  put(offsets.cosine_scale, block.heads, to.cosine_scale);
 }
 
 }  // namespace
@@ -168,37 +166,38 @@ int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int6
 }
 
 template <class T>
-void run_block_backward(BlockWeights<T>& w, Linear<T> (&backward_linears)[LINEARS], const Windows& windows,
+void run_block_backward(Block<T>& block, Linear<T> (&backward_linears)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, const SavedGroups& saved,
                         const swin_block_gradients& gradients) {
   Bf16Pieces pieces, backward_pieces;
-  if (w.worth_packing_pieces(windows.tokens())) {
-    if (!saved.memory) pieces.pack(w.linears, threads);
+  if (block.worth_packing_pieces(windows.tokens())) {
+    if (!saved.memory) pieces.pack(block.linears, threads);
     backward_pieces.pack(backward_linears, threads);
   }
-  const int64_t num_groups = saved.memory ? saved.num_groups : groups_of_backward<T>(w, windows, threads);
+  const int64_t num_groups = saved.memory ? saved.num_groups : groups_of_backward<T>(block, windows, threads);
   const int64_t workers = std::min(threads, num_groups);
   const Groups groups = windows.deal(num_groups);
-  const bool own_weights = w.num_weights() <= MAX_OWN_WEIGHTS;  // then no thread waits for the others between groups
+  // With weights of its own, no thread waits for the others between groups.
+  const bool own_weights = block.num_weights() <= MAX_OWN_WEIGHTS;
   const int64_t N = windows.area(), S = padded_keys(N);
-  const SumOffsets<T> offsets(w, N, S);
-  const WorkerSums<T> sums(w, offsets, workers, own_weights, gradients.weight);
-  const KeysFirstBias<T> bias(w, offsets, N);
+  const SumOffsets<T> offsets(block, N, S);
+  const WorkerSums<T> sums(block, offsets, workers, own_weights, gradients.weight);
+  const KeysFirstBias<T> bias(block, offsets, N);
   const auto make = [&](int64_t worker) {
-    return std::make_unique<BackwardGroup<T>>(w, backward_linears, windows, groups, x, grad_y, gradients.x,
+    return std::make_unique<BackwardGroup<T>>(block, backward_linears, windows, groups, x, grad_y, gradients.x,
                                               sums.vectors_of(worker), sums.weights_of(worker), bias.get());
   };
   if (own_weights)
     sum_apart<T>(groups, num_groups, workers, threads, saved, make);
   else
-    sum_together(w, groups, num_groups, workers, threads, saved, make, gradients.weight);
+    sum_together(block, groups, num_groups, workers, threads, saved, make, gradients.weight);
   float* vector_sums = sums.add();
   bias.add_gradient(vector_sums);
-  write_gradients(w, offsets, N, S, vector_sums, gradients);
+  write_gradients(block, offsets, N, S, vector_sums, gradients);
 }
-#define INSTANTIATE(T)                                                                                                \
-  template int64_t groups_of_backward<T>(const BlockSizes&, const Windows&, int64_t);                                 \
-  template void run_block_backward<T>(BlockWeights<T>&, Linear<T>(&)[LINEARS], const Windows&, int64_t, const float*, \
+#define INSTANTIATE(T)                                                                                         \
+  template int64_t groups_of_backward<T>(const BlockSizes&, const Windows&, int64_t);                          \
+  template void run_block_backward<T>(Block<T>&, Linear<T>(&)[LINEARS], const Windows&, int64_t, const float*, \
                                       const float*, const SavedGroups&, const swin_block_gradients&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE

@@ -12,10 +12,10 @@ namespace swin::SWIN_ISA {
 template <class T>
 int64_t groups_of_backward(const BlockSizes& sizes, const Windows& windows, int64_t threads);
 
-// w, backward_linears: the weights and their transposes, for this call alone, which adds their pieces.
+// block, backward_linears: the weights and their transposes; for this call alone, which adds their pieces.
 // saved: activations of the forward pass, in groups of `groups_of_backward`. Without them, they are recomputed.
 template <class T>
-void run_block_backward(BlockWeights<T>& w, Linear<T> (&backward_linears)[LINEARS], const Windows& windows,
+void run_block_backward(Block<T>& block, Linear<T> (&backward_linears)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, const SavedGroups& saved,
                         const swin_block_gradients& gradients);
 

@@ -12,8 +12,8 @@ namespace {
 int64_t bytes_of_group() { return std::clamp<int64_t>(l2_bytes(), 512 << 10, 1 << 20); }
 
 template <class T>
-int64_t bytes_of_row(const BlockWeights<T>& w) {
-  return sizeof(T) * (2 * w.C + std::max(3 * w.C, w.D)) + (w.is_v2 ? sizeof(float) * w.C : 0);
+int64_t bytes_of_row(const Block<T>& block) {
+  return sizeof(T) * (2 * block.C + std::max(3 * block.C, block.D)) + (block.is_v2 ? sizeof(float) * block.C : 0);
 }
 
 }  // namespace
@@ -25,24 +25,24 @@ int64_t saved_bytes(const BlockSizes& sizes, const Windows& windows, int64_t num
 }
 
 template <class T>
-void run_block(BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
+void run_block(Block<T>& block, const Windows& windows, int64_t threads, const float* x, float* out,
                const SavedGroups& saved) {
   Bf16Pieces pieces;
-  if (w.worth_packing_pieces(windows.tokens())) pieces.pack(w.linears, threads);
+  if (block.worth_packing_pieces(windows.tokens())) pieces.pack(block.linears, threads);
   const int64_t num_groups =
       saved.memory ? saved.num_groups
-                   : count_groups(windows, threads, std::max(bytes_of_group(), w.bytes()), bytes_of_row(w));
+                   : count_groups(windows, threads, std::max(bytes_of_group(), block.bytes()), bytes_of_row(block));
   const Groups groups = windows.deal(num_groups);
   std::atomic<int64_t> next{0};  // any thread computes the same result for a window
   each_task(std::min(threads, num_groups), threads, [&](int64_t) {
     [[maybe_unused]] const TilesInUse tiles;
-    BlockGroup<T> group(w, windows, groups, x, out);
+    BlockGroup<T> group(block, windows, groups, x, out);
     for (int64_t g; (g = next++) < num_groups;) group.run(groups[g], saved.of(g));
   });
 }
 #define INSTANTIATE(T)                                                         \
   template int64_t saved_bytes<T>(const BlockSizes&, const Windows&, int64_t); \
-  template void run_block<T>(BlockWeights<T>&, const Windows&, int64_t, const float*, float*, const SavedGroups&);
+  template void run_block<T>(Block<T>&, const Windows&, int64_t, const float*, float*, const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE
 

@@ -11,6 +11,7 @@
 namespace swin::SWIN_ISA {
 
 enum { QKV = SWIN_QKV, PROJ = SWIN_PROJ, FC1 = SWIN_FC1, FC2 = SWIN_FC2, LINEARS = SWIN_LINEARS };
+enum Branch { ATTENTION, MLP };
 
 struct BlockSizes {
   int64_t C, D, heads;
@@ -19,8 +20,9 @@ struct BlockSizes {
   int64_t num_weights() const { return 4 * C * C + 2 * C * D; }  // of the linear layers
 };
 
+// A block as a call computes it. The factors of the drop path are the call's.
 template <class T>
-struct BlockWeights : BlockSizes {
+struct Block : BlockSizes {
   Linear<T> linears[LINEARS];
   Affine norm1, norm2, norm3;
   const float* bias_hNS;      // the position bias, see `pad_bias`
@@ -39,9 +41,9 @@ struct BlockWeights : BlockSizes {
 template <class T>
 int64_t saved_bytes(const BlockSizes& sizes, const Windows& windows, int64_t num_groups);
 
-// w: for this call alone, which adds the pieces of the weights. `out` may be `x`: (B, H, W, C).
+// block: for this call alone, which adds the pieces of its weights. `out` may be `x`: (B, H, W, C).
 template <class T>
-void run_block(BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
+void run_block(Block<T>& block, const Windows& windows, int64_t threads, const float* x, float* out,
                const SavedGroups& saved);
 
 }  // namespace swin::SWIN_ISA

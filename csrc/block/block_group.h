@@ -32,7 +32,7 @@ struct SavedActivations {
   T *qkv = nullptr, *attended = nullptr;  // (3 h, places, d) and (tokens, C)
   float* after_attention = nullptr;       // (tokens, C): tokens after attention
   T* before_gelu = nullptr;               // (tokens, D)
-  float* branches[2] = {};                // V2: (tokens, C), outputs of attention and MLP before their norms
+  float* branches[2] = {};                // V2: (tokens, C), outputs of the branches before their norms
   float* length_factors = nullptr;        // V2: (3 h, places), of each query and key
 
   SavedActivations() = default;
@@ -51,19 +51,19 @@ struct SavedActivations {
 template <class T>
 class BlockGroup {
  public:
-  // backward_linears: of a backward pass, which uses them beside the layers of `w`.
-  BlockGroup(const BlockWeights<T>& w, const Windows& windows, const Groups& groups, const float* x, float* out,
+  // backward_linears: of a backward pass, which uses them beside the layers of `block`; null in a forward pass.
+  BlockGroup(const Block<T>& block, const Windows& windows, const Groups& groups, const float* x, float* out,
              const Linear<T>* backward_linears = nullptr)
-      : w(w),
+      : block(block),
         windows(windows),
         N(windows.area()),
         S(padded_keys(N)),
-        d(w.C / w.heads),
+        d(block.C / block.heads),
         x(x),
         out(out),
         capacity(groups, N),
         max_rows(capacity.places) {
-    memory.allocate([&](Arena& arena) { lay_out(backward_linears ? backward_linears : w.linears, arena); });
+    memory.allocate([&](Arena& arena) { lay_out(backward_linears ? backward_linears : block.linears, arena); });
 #if SWIN_HAS_TILES
     if (heads_in_tiles) tile_workspace.clear(N);
 #endif
@@ -73,8 +73,9 @@ class BlockGroup {
   void run(const Group& group, char* saved = nullptr) {
     if (saved) bind_saved(saved);
     run_attention(group);
-    for (int64_t m = 0; m < tokens && after_attention; m++)
-      std::copy_n(out + token_of[m] * w.C, w.C, after_attention + m * w.C);
+    if (saved)
+      for (int64_t m = 0; m < tokens; m++)
+        std::copy_n(out + token_of[m] * block.C, block.C, saved_after_attention + m * block.C);
     run_mlp();
   }
 
@@ -83,11 +84,15 @@ class BlockGroup {
   // hidden, and both branches theirs.
   void bind_saved(char* memory) {
     Arena arena(memory);
-    const SavedActivations<T> saved(w, capacity, arena);
-    qkv = saved.qkv, attended = saved.attended;
-    after_attention = saved.after_attention, before_gelu = saved.before_gelu;
-    if (w.is_v2)
-      attention_branch = saved.branches[0], mlp_branch = saved.branches[1], length_factors = saved.length_factors;
+    const SavedActivations<T> saved(block, capacity, arena);
+    qkv = saved.qkv;
+    attended = saved.attended;
+    saved_after_attention = saved.after_attention;
+    saved_before_gelu = saved.before_gelu;
+    if (!block.is_v2) return;
+    attention_branch = saved.branches[ATTENTION];
+    mlp_branch = saved.branches[MLP];
+    length_factors = saved.length_factors;
   }
 
   // The first half of the block: out = x + the branch of the attention.
@@ -95,16 +100,17 @@ class BlockGroup {
     gather_tokens(group);
     project_qkv();
     attend_in_windows(group);
-    add_branch(attended, w.C, w.linear(PROJ), 0, x, w.norm1, attention_branch);
+    add_branch(ATTENTION, attended, block.C, block.linear(PROJ), x, block.norm1, attention_branch);
   }
 
   void lay_out(const Linear<T>* others, Arena& arena) {
-    const auto& own = w.linears;
-    qkv = hidden = arena.take<T>(max_rows * std::max(3 * w.C, w.D) + ROW_STEP * d);
-    normed = arena.take<T>(max_rows * w.C);
-    attended = arena.take<T>(max_rows * w.C);
-    attention_branch = mlp_branch = arena.take<float>(w.is_v2 ? max_rows * w.C : 0);
-    normed_row = arena.take<float>(w.is_v2 ? w.C : 0);
+    const auto& own = block.linears;
+    qkv = hidden = arena.take<T>(max_rows * std::max(3 * block.C, block.D) + ROW_STEP * d);
+    normed = arena.take<T>(max_rows * block.C);
+    attended = arena.take<T>(max_rows * block.C);
+    attention_branch = mlp_branch = arena.take<float>(block.is_v2 ? max_rows * block.C : 0);
+    normed_row = arena.take<float>(block.is_v2 ? block.C : 0);
+    // A forward pass has no other layers: its own, twice.
     product_workspace = {{own, own + 1, own + 2, own + 3, others, others + 1, others + 2, others + 3}, arena};
     mask = arena.take<float>(N * S);
     token_at = arena.take<int32_t>(max_rows);
@@ -121,14 +127,14 @@ class BlockGroup {
   void gather_tokens(const Group& group) {
     tokens = 0;
     places = group.count * N;
-    const Timed timed(Work::NORMS, places * w.C);
+    const Timed timed(Work::NORMS, places * block.C);
     for (int64_t p = 0; p < places; p += N) windows.tokens_of(group.windows[p / N], token_at + p);
     for (int64_t p = 0; p < places; p++) {
-      if (p + AHEAD < places && token_at[p + AHEAD] >= 0) prefetch(x + token_at[p + AHEAD] * w.C);
+      if (p + AHEAD < places && token_at[p + AHEAD] >= 0) prefetch(x + token_at[p + AHEAD] * block.C);
       const int64_t token = token_at[p];
       row_of[p] = token < 0 ? -1 : static_cast<int32_t>(tokens);
       if (token < 0) continue;
-      write_branch_input(x + token * w.C, w.norm1, normed + tokens * w.C);
+      write_branch_input(x + token * block.C, block.norm1, normed + tokens * block.C);
       place_of[tokens] = static_cast<int32_t>(p);
       token_of[tokens++] = static_cast<int32_t>(token);
     }
@@ -136,18 +142,18 @@ class BlockGroup {
 
   static constexpr int64_t AHEAD = 8;  // tokens between a prefetch and the use
   void prefetch(const float* token) const {
-    for (int64_t c = 0; c < w.C; c += 16) __builtin_prefetch(token + c);
+    for (int64_t c = 0; c < block.C; c += 16) __builtin_prefetch(token + c);
   }
 
   // Write an input of a branch's first linear layer: V1 has the norm before the branch.
   void write_branch_input(const float* token, const Affine& norm, T* to) const {
-    if (!w.is_v2) return layer_norm(token, w.C, norm, to);
-    convert_row(token, w.C, to);
+    if (!block.is_v2) return layer_norm(token, block.C, norm, to);
+    convert_row(token, block.C, to);
   }
 
   // q, k and v of each head in separate arrays: (3 h, max_rows, d). Padding is zero before the projection.
   void project_qkv() {
-    product(normed, w.C, tokens, w.linear(QKV), product_workspace,
+    product(normed, block.C, tokens, block.linear(QKV), product_workspace,
             [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
               const Timed timed(Work::HEADS, count * columns);
               for (int64_t from = 0; from < columns; from += d)
@@ -155,18 +161,18 @@ class BlockGroup {
             });
     if (tokens == places) return;
     constexpr float zeros[64] = {};  // the most channels of a head
-    for (int64_t p = 0; p < places; p++)
-      for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) {
-        const auto place = static_cast<int32_t>(p);
-        store_head_rows(head, 1, &place, zeros, 0);
-      }
+    for (int64_t p = 0; p < places; p++) {
+      if (row_of[p] >= 0) continue;
+      const auto place = static_cast<int32_t>(p);
+      for (int64_t head = 0; head < 3 * block.heads; head++) store_head_rows(head, 1, &place, zeros, 0);
+    }
   }
 
   // Store rows of products, with the bias, at their places in the array of a head. `head` counts the heads of q, then
   // of k, then of v.
   void store_head_rows(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
-    const float* bias = w.linear(QKV).bias + head * d;
-    const bool has_length = w.is_v2 && head < 2 * w.heads;
+    const float* bias = block.linear(QKV).bias + head * d;
+    const bool has_length = block.is_v2 && head < 2 * block.heads;
     T* first = qkv + head * max_rows * d;
     const auto put = [&, d = this->d](int64_t r, Vec factor) {
       T* to = first + places[r] * d;
@@ -192,40 +198,43 @@ class BlockGroup {
     });
     const float length = std::sqrt(sum_of(squares));
     if (length <= 1e-12f) return 0.f;
-    return (head < w.heads ? w.cosine_scale[head] : 1.f) / length + 0.f * length;
+    return (head < block.heads ? block.cosine_scale[head] : 1.f) / length + 0.f * length;
   }
 
   const float* mask_of(int64_t window) {
     const int64_t id = windows.mask_id(window);
-    if (id && id != current_mask_id) windows.mask(window, S, mask), current_mask_id = id;
+    if (id && id != current_mask_id) {
+      windows.mask(window, S, mask);
+      current_mask_id = id;
+    }
     return id ? mask : nullptr;
   }
 
   void attend_in_windows(const Group& group) {
     for (int64_t at = 0; at < places; at += N) {
       const float* mask = mask_of(group.windows[at / N]);
-      for (int64_t head = 0; head < w.heads; head++) attend_in_window(head, at, mask);
+      for (int64_t head = 0; head < block.heads; head++) attend_in_window(head, at, mask);
     }
   }
 
   // Compute one head of the window at place `at`.
   void attend_in_window(int64_t head, int64_t at, const float* mask) {
     const T* q = qkv + (head * max_rows + at) * d;
-    const int64_t qkv_stride = w.heads * max_rows * d;
-    const float* bias = w.bias_hNS + head * N * S;
+    const int64_t qkv_stride = block.heads * max_rows * d;
+    const float* bias = block.bias_hNS + head * N * S;
     const auto row_in_attended = [&](int64_t place) {
       const int64_t row = row_of[at + place];
-      return row < 0 ? nullptr : attended + row * w.C + head * d;
+      return row < 0 ? nullptr : attended + row * block.C + head * d;
     };
 #if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
-      if (heads_in_tiles && attend_in_tiles(N, q, q + qkv_stride, q + 2 * qkv_stride, w.scale, bias, mask,
+      if (heads_in_tiles && attend_in_tiles(N, q, q + qkv_stride, q + 2 * qkv_stride, block.scale, bias, mask,
                                             tile_workspace, [&](int64_t place, __m512i o) {
                                               if (T* to = row_in_attended(place)) _mm512_store_si512(to, o);
                                             }))
         return;
 #endif
-    attend(N, d, q, q + qkv_stride, q + 2 * qkv_stride, w.scale, bias, mask, attention_workspace,
+    attend(N, d, q, q + qkv_stride, q + 2 * qkv_stride, block.scale, bias, mask, attention_workspace,
            [&](int64_t place, const float* o, float inverse_sum) {
              T* to = row_in_attended(place);
              if (!to) return;
@@ -236,13 +245,14 @@ class BlockGroup {
 
   void run_mlp() {
     {
-      const Timed timed(Work::NORMS, tokens * w.C);
-      for (int64_t m = 0; m < tokens; m++) write_branch_input(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
+      const Timed timed(Work::NORMS, tokens * block.C);
+      for (int64_t m = 0; m < tokens; m++)
+        write_branch_input(out + token_of[m] * block.C, block.norm2, normed + m * block.C);
     }
     linear(
-        normed, w.C, tokens, w.linear(FC1), product_workspace,
+        normed, block.C, tokens, block.linear(FC1), product_workspace,
         [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
-          T *to = hidden + m * w.D + n, *before = before_gelu ? before_gelu + m * w.D + n : nullptr;
+          T *to = hidden + m * block.D + n, *before = saved_before_gelu ? saved_before_gelu + m * block.D + n : nullptr;
           over_columns(columns, [=](int64_t i, int64_t lanes) {
             const Vec v = row(i, lanes);
             if (before) store(before + i, v, lanes);
@@ -250,52 +260,53 @@ class BlockGroup {
           });
         },
         Work::GELU);
-    add_branch(hidden, w.D, w.linear(FC2), 1, out, w.norm2, mlp_branch);
-    if (w.has_norm3)
-      for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);
+    add_branch(MLP, hidden, block.D, block.linear(FC2), out, block.norm2, mlp_branch);
+    if (block.has_norm3)
+      for (int64_t m = 0; m < tokens; m++)
+        layer_norm(out + token_of[m] * block.C, block.C, block.norm3, out + token_of[m] * block.C);
   }
 
   // 0 for a dropped branch, otherwise 1 / the rate of kept branches.
-  float drop_path_factor(int64_t index, int64_t token) const {
-    if (!w.drop_path_2B) return 1.f;
-    return w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)];
+  float drop_path_factor(Branch branch, int64_t token) const {
+    if (!block.drop_path_2B) return 1.f;
+    return block.drop_path_2B[branch * windows.batch + token / (windows.rows.length * windows.columns.length)];
   }
 
-  // out = shortcut + the output of the linear layer. V2 normalises whole rows of the output first, in `branch`.
-  void add_branch(const T* a, int64_t lda, const Linear<T>& layer, int64_t index, const float* shortcut,
-                  const Affine& norm, float* branch) {
-    if (!w.is_v2) {
+  // out = shortcut + the output of the linear layer. V2 first writes the output, and normalises whole rows.
+  void add_branch(Branch branch, const T* a, int64_t lda, const Linear<T>& layer, const float* shortcut,
+                  const Affine& norm, float* output) {
+    if (!block.is_v2) {
       return linear(a, lda, tokens, layer, product_workspace,
                     [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
-                      add_to_shortcut(index, m, n, columns, shortcut, row);
+                      add_to_shortcut(branch, m, n, columns, shortcut, row);
                     });
     }
-    linear_to(a, lda, tokens, layer, product_workspace, branch, w.C);
+    linear_to(a, lda, tokens, layer, product_workspace, output, block.C);
     for (int64_t m = 0; m < tokens; m++) {
-      layer_norm(branch + m * w.C, w.C, norm, normed_row);
-      add_to_shortcut(index, m, 0, w.C, shortcut,
+      layer_norm(output + m * block.C, block.C, norm, normed_row);
+      add_to_shortcut(branch, m, 0, block.C, shortcut,
                       [&](int64_t i, int64_t lanes) { return load(normed_row + i, lanes); });
     }
   }
 
   // Add columns from n on of token m of a branch: out = shortcut + branch.
   template <class Row>
-  void add_to_shortcut(int64_t index, int64_t m, int64_t n, int64_t columns, const float* shortcut, const Row& row) {
-    const Vec factor(drop_path_factor(index, token_of[m]));
-    const float* from = shortcut + token_of[m] * w.C + n;
-    float* to = out + token_of[m] * w.C + n;
+  void add_to_shortcut(Branch branch, int64_t m, int64_t n, int64_t columns, const float* shortcut, const Row& row) {
+    const Vec factor(drop_path_factor(branch, token_of[m]));
+    const float* from = shortcut + token_of[m] * block.C + n;
+    float* to = out + token_of[m] * block.C + n;
     over_columns(columns, [&](int64_t i, int64_t lanes) {
       store(to + i, fmadd(row(i, lanes), factor, load(from + i, lanes)), lanes);
     });
   }
 
-  const BlockWeights<T>& w;
+  const Block<T>& block;
   const Windows& windows;
   const int64_t N, S, d;
   const float* x;
   float* out;
   const Capacity capacity;
-  const int64_t max_rows;  // of every array: the capacity for places
+  const int64_t max_rows;  // of the group's own arrays; saved arrays of tokens have capacity.tokens rows
   AttentionWorkspace<T> attention_workspace;
 #if SWIN_HAS_TILES
   const bool heads_in_tiles = has_head_tiles<T>(d);
@@ -303,8 +314,8 @@ class BlockGroup {
 #endif
   T *hidden, *normed, *attended;
   T* qkv;
-  T* before_gelu = nullptr;          // null unless saved
-  float* after_attention = nullptr;  // tokens after attention; null unless saved
+  T* saved_before_gelu = nullptr;  // null unless saved, like the next
+  float* saved_after_attention = nullptr;
   float *attention_branch, *mlp_branch;
   float *normed_row, *mask;
   ProductWorkspace<T> product_workspace;

@@ -112,7 +112,7 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
   scale *= LOG2E;
   transpose_head(k, N, workspace.keys);
   interleave_head(v, N, workspace.values);
-  __mmask16 right = 0xffff;
+  __mmask16 accurate = 0xffff;
   for (int64_t n = 0; n < N; n += TILE_ROWS) {
     const int64_t rows = std::min(TILE_ROWS, N - n);
     multiply_channels(q + n * TILE_TERMS, workspace.keys, P, workspace.logits);
@@ -132,11 +132,11 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
     for (int64_t r = 0; r < rows; r++) {
       const float* out = workspace.out + OUT_STRIDE * r;
       const Vec sum = load(out + 32), inverse_sum = _mm512_rcp14_ps(sum);  // bf16 has 8 bits
-      right &= in_range(sum);
+      accurate &= in_range(sum);
       put(n + r, round_pair(load(out) * inverse_sum, load(out + 16) * inverse_sum));
     }
   }
-  return right == 0xffff;
+  return accurate == 0xffff;
 }
 
 struct HeadTileBackwardWorkspace {
@@ -242,19 +242,19 @@ bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf1
       _mm512_store_si512(workspace.vnni_grad_logits + n * P + 2 * i, interleave(rounded, upper).first);
     }
   transpose_pairs(workspace.vnni_grad_logits, 2 * P, (N + 1) / 2, N, workspace.transposed_grad_logits, P);
-  const auto multiply = [&](const bf16* a, const bf16* b, int64_t which, float factor) {
+  const auto multiply = [&](const bf16* a, const bf16* b, Role role, float factor) {
     for (int64_t n = 0; n < N; n += TILE_ROWS) {
       multiply_places(a + n * P, P, b, nullptr, workspace.out);
       for (int64_t r = 0; r < std::min(TILE_ROWS, N - n); r++) {
         float* row = workspace.out + OUT_STRIDE * r;
         for (int64_t i = 0; i < TILE_TERMS; i += LANES) store(row + i, load(row + i) * Vec(factor));
-        put(which, n + r, row);
+        put(role, n + r, row);
       }
     }
   };
-  multiply(workspace.transposed_grad_logits, workspace.vnni_keys, 0, scale);
-  multiply(workspace.grad_logits, workspace.vnni_queries, 1, scale);
-  multiply(workspace.probs_bf16, workspace.vnni_grad_out, 2, 1.f);
+  multiply(workspace.transposed_grad_logits, workspace.vnni_keys, QUERY, scale);
+  multiply(workspace.grad_logits, workspace.vnni_queries, KEY, scale);
+  multiply(workspace.probs_bf16, workspace.vnni_grad_out, VALUE, 1.f);
   return true;
 }
 

@@ -28,7 +28,10 @@ void dispatch(int32_t dtype, const F& f) {
 template <class T>
 Linear<T> linear_layer(int32_t dtype, const void* packed, const float* bias, int64_t N, int64_t K, int64_t unit) {
   Linear<T> linear{static_cast<const T*>(packed), bias, N, K, panel_width(N, unit)};
-  if (dtype == SWIN_INT8) linear.panels = nullptr, linear.quantised = {packed, N, K};
+  if (dtype == SWIN_INT8) {
+    linear.panels = nullptr;
+    linear.quantised = {packed, N, K};
+  }
   return linear;
 }
 
@@ -65,9 +68,7 @@ void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64
 int64_t packed_bytes(int32_t dtype, int64_t N, int64_t K) {
   if (dtype == SWIN_INT8) return QuantisedWeight::bytes(N, K);
   int64_t bytes = 0;
-  dispatch(dtype, [&](auto type) {
-    bytes = N * Linear<decltype(type)>{nullptr, nullptr, N, K, 0}.padded_K() * static_cast<int64_t>(sizeof type);
-  });
+  dispatch(dtype, [&](auto type) { bytes = N * padded_terms<decltype(type)>(K) * static_cast<int64_t>(sizeof type); });
   return bytes;
 }
 
@@ -81,30 +82,30 @@ uint64_t checksum_of(const void* const* pieces, const int64_t* bytes, int64_t co
 
 BlockSizes sizes_of(const swin_block& b) { return {b.channels, b.hidden, b.heads, b.cosine_scale != nullptr}; }
 
-// The weights of a swin_block: defaults in place of null pointers, and the padded position bias, with their memory.
+// A block of a swin_block: defaults in place of null pointers, and the padded position bias, with their memory.
 template <class T>
-struct CompleteBlock {
+struct BlockWithDefaults {
   const Defaults defaults;
   Memory memory;
-  BlockWeights<T> weights;
+  Block<T> block;
 
-  CompleteBlock(const swin_block& b, const Windows& windows)
+  BlockWithDefaults(const swin_block& b, const Windows& windows)
       : defaults(std::max(3 * b.channels, b.hidden)),
-        weights{sizes_of(b),
-                {layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
-                defaults.affine(b.norm1_weight, b.norm1_bias, b.eps1),
-                defaults.affine(b.norm2_weight, b.norm2_bias, b.eps2),
-                defaults.affine(b.norm3_weight, b.norm3_bias, b.eps3),
-                nullptr,
-                b.cosine_scale,
-                b.drop_path,
-                b.has_norm3 != 0,
-                b.scale} {
+        block{sizes_of(b),
+              {layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
+              defaults.affine(b.norm1_weight, b.norm1_bias, b.eps1),
+              defaults.affine(b.norm2_weight, b.norm2_bias, b.eps2),
+              defaults.affine(b.norm3_weight, b.norm3_bias, b.eps3),
+              nullptr,
+              b.cosine_scale,
+              b.drop_path,
+              b.has_norm3 != 0,
+              b.scale} {
     const int64_t N = windows.area();
     float* padded = nullptr;
     memory.allocate([&](Arena& arena) { padded = arena.take<float>(b.heads * N * padded_keys(N)); });
     pad_bias(b.position_bias, b.heads * N, N, padded);
-    weights.bias_hNS = padded;
+    block.bias_hNS = padded;
   }
 
  private:
@@ -126,9 +127,9 @@ void block_saved_size(const swin_block& block, const Windows& windows, int64_t& 
 void block_forward(const swin_block& block, const Windows& windows, const float* x, float* y,
                    const SavedGroups& saved) {
   dispatch(block.dtype, [&](auto type) {
-    CompleteBlock<decltype(type)> complete(block, windows);
+    BlockWithDefaults<decltype(type)> complete(block, windows);
     if (saved.memory) request_large_pages(saved.memory, saved.num_groups * saved.bytes);
-    run_block(complete.weights, windows, block.threads, x, y, saved);
+    run_block(complete.block, windows, block.threads, x, y, saved);
   });
 }
 
@@ -137,15 +138,15 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
                     const swin_block_gradients& gradients) {
   dispatch(block.dtype, [&](auto type) {
     using T = decltype(type);
-    CompleteBlock<T> complete(block, windows);
+    BlockWithDefaults<T> complete(block, windows);
     const auto backward_linear = [&](int64_t i) {
-      const Linear<T>& layer = complete.weights.linear(i);
+      const Linear<T>& layer = complete.block.linear(i);
       return linear_layer<T>(block.dtype, transposed_weights[i], nullptr, layer.K, layer.N,
-                             i == PROJ ? complete.weights.C / complete.weights.heads : 1);
+                             i == PROJ ? complete.block.C / complete.block.heads : 1);
     };
     Linear<T> backward_linears[] = {backward_linear(QKV), backward_linear(PROJ), backward_linear(FC1),
                                     backward_linear(FC2)};
-    run_block_backward(complete.weights, backward_linears, windows, block.threads, x, grad_y, saved, gradients);
+    run_block_backward(complete.block, backward_linears, windows, block.threads, x, grad_y, saved, gradients);
   });
 }
 
@@ -161,7 +162,7 @@ void with_projection(const swin_projection& projection, int64_t K, const F& f) {
     Projection<T> p{
         linear_layer<T>(projection.dtype, projection.weight, defaults.zeros(projection.bias), N, K, 1), {}, {}};
     if (projection.has_norm)
-      (projection.norm_after ? p.after : p.before) =
+      (projection.norm_after ? p.norm_after : p.norm_before) =
           defaults.affine(projection.norm_weight, projection.norm_bias, projection.eps);
     f(p);
   });

@@ -32,6 +32,12 @@ inline int64_t strip_width(int64_t columns) {
   return std::min(columns, ceil_div(columns, LANES) == 4 ? 2 * LANES : STRIP);
 }
 
+// Rows of a packed weight with K inputs: pairs of bf16 make K even.
+template <class T>
+int64_t padded_terms(int64_t K) {
+  return IN_PAIRS<T> ? round_up(K, 2) : K;
+}
+
 // W (N, K) in panels of `panel_width` columns. In bf16, pairs of K lie side by side (VNNI), and K is made even. With
 // AMX a panel is (K, width). Otherwise a panel consists of strips of `strip_width` columns, (K, strip) each, sized for
 // L1.
@@ -42,7 +48,7 @@ struct Linear {
   int64_t N, K, width;
   const bf16* pieces = nullptr;    // the panels in pieces, see `Bf16Pieces`
   QuantisedWeight quantised = {};  // in the place of the panels
-  int64_t padded_K() const { return IN_PAIRS<T> ? round_up(K, 2) : K; }
+  int64_t padded_K() const { return padded_terms<T>(K); }
   bool in_tiles() const {
     return HAS_TILES && std::is_same_v<T, float> && N % TILE_ROWS == 0 && width % TILE_ROWS == 0;
   }
@@ -92,7 +98,7 @@ inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t c
 template <class T>
 void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads, T* panels) {
   constexpr int64_t STEP = 32;  // rows at a time
-  const int64_t width = panel_width(N, unit), padded_K = Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
+  const int64_t width = panel_width(N, unit), padded_K = padded_terms<T>(K);
   each_part(ceil_div(N, width), threads, [&](int64_t begin, int64_t end) {
     const Timed timed(Work::WEIGHTS, N * K * (end - begin) * width / N);
     float block[STEP * MAX_COLUMNS];
