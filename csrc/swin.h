@@ -9,7 +9,8 @@
  * packed first, by swin_pack.
  *
  * Eight bits. An output of a weight becomes whole numbers from -127 to 127 and a scale, its largest magnitude / 127.
- * So does each row of the other operand, in the call. A row whose largest magnitude is below 1e-36 becomes zeros.
+ * Each row of the other operand becomes, in the call, whole numbers from 0 to 254, of which one means zero, and a
+ * scale, its range / 254. The range includes zero. A row whose range is below 1e-36 becomes zeros.
  * Attention, norms and all numbers between two products are bfloat16 or float32. Functions with gradients have no int8.
  *
  * Ownership. The caller owns all arrays, and the library keeps no pointer after a call. A call allocates and frees

@@ -54,7 +54,7 @@ positive = whole_from(1)
 def import_package() -> None:
     """Import torch, mmengine and the package, which takes seconds, and prepare the process.
 
-    Types that need it: mmengine reads the values of --cfg-options and --classes, and the workbench a report.json.
+    The types of --cfg-options, --classes and --score-thr call it: they need mmengine and the workbench.
     """
     from swin_backbone.workbench.process import prepare_process
 

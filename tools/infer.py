@@ -51,7 +51,7 @@ MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
-    # With `dest`, because `annotations` and `batch` of `Options` belong to --data and to a training
+    # Renamed by `dest`: names of `Options` are read as such, where `annotations` is of --data and `batch` of a training
     parser.add(
         f'{PREDICTOR_OPTIONS} annotations batch score_thr first_label shard out_dir overwrite',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),

@@ -47,7 +47,7 @@ int64_t numbers_of_maps(int64_t batch, int64_t height, int64_t width, int64_t ch
 int64_t span_of(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]);
 
 bool is_dtype(int32_t dtype);  // of enum swin_dtype
-// The functions for a call in this dtype.
+// Check the dtype, and return the functions in use.
 const IsaFunctions& isa_for(int32_t dtype);
 // Fail for a dtype of forward passes alone.
 void check_not_int8(const char* what, int32_t dtype);

@@ -15,7 +15,7 @@ struct IsaFunctions {
                void* packed);
   uint64_t (*checksum)(const void* const* pieces, const int64_t* bytes, int64_t count, int64_t threads);
 
-  // groups: in, 0 for the number of groups of a backward pass.
+  // groups: in and out, 0 asks for the number of groups of a backward pass; bytes: out, of a group
   void (*block_saved_size)(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes);
   void (*block_forward)(const swin_block& block, const Windows& windows, const float* x, float* y,
                         const SavedGroups& saved);

@@ -11,10 +11,12 @@ A call of a stage goes this way to the compiled library:
    computation (`native/computations.py`) and its tensors. `changes.read_once` keeps the recipe until the stage changes.
    For a stage that the library does not compute, `read_stage` raises `Unsupported`, and `plan_module` returns the
    reason, a sentence, in place of a plan.
-3. The recipe makes a plan for the shape of the maps: it checks the tensors, packs weights or takes the packed ones, and
-   fills a structure of csrc/swin.h.
-4. `dispatch` runs the plan, which calls the library for each block. With gradients, `_Function` of `native/plans.py`
-   does so; in a graph, a custom operator of `native/operators.py`.
+3. The recipe makes a plan for the shape of the maps (`plan`): for each block, `BlockComputation.prepare` checks the
+   tensors, takes the packed weights, which `make_once` of `native/memory.py` packs if they changed, and fills a
+   `swin_block` of csrc/swin.h.
+4. `dispatch` runs the plan. For each block, `BlockComputation.forward` calls `swin_block_forward`; csrc/README.md
+   continues there. With gradients, `_Function` of `native/plans.py` calls it; in a graph, an operator of
+   `native/operators.py`.
 5. In backward, `_Function` prepares again: it keeps no packed weights, but the cache usually has them. It calls the
    library for the gradients of the input and of the library's weights. Autograd continues from these to the parameters:
    back through the table of position biases, in V2 through the MLP of positions. Under `create_graph` and vmap, torch

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .job import Job
 
 PathLike = Union[str, Path]
-# Options of `load` that a config which `combine` has returned does not have
+# Options of `load` that the config of `combine` does not hold
 OPTIONS_AFTER_COMBINE = 'amp precision compile device threads skip_unreadable allow_missing unsafe_load'
 
 

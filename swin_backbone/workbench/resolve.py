@@ -5,10 +5,9 @@
 2. `resolve_training`, only for a training, sets what its options name, and scales the schedule to the pictures of an
    epoch.
 
-The second applies `--cfg-options` again after each change, so that a key of the user stays. Two do not:
-
-- keys of `param_scheduler`, if an entry was removed: the indices move;
-- the backbone's `init_cfg` beside `--weights`.
+The second applies `--cfg-options` again after the settings and after the schedule, so that a key of the user stays.
+Keys of `param_scheduler` do not, if an entry was removed: the indices move. Mixed precision, initial weights, `resume`,
+pictures and balance are set last.
 
 The result is a plain config of its toolbox, whose own tools/train.py trains it.
 """

@@ -91,7 +91,7 @@ class BlockSettings(NamedTuple):
     hidden: int  # channels
     scale: float  # the factor on q k^T
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
-    bias_window: Size  # of the table of position biases (V1), or of pre-training (V2)
+    bias_window: Size  # of the table (V1) or of pre-training (V2), in the cache's key
     pads_first: bool = True  # whether a map is padded, then rolled. False: it is rolled, then padded (timm).
 
 
@@ -253,7 +253,10 @@ def _find_saved_size(block: BlockStruct, groups: int) -> tuple[int, int]:
 
 
 def _header_of(memory: Tensor) -> Tensor:
-    """Return the header of a block's saved memory: the number of groups whose activations follow. 0: none."""
+    """Return the header of a block's saved memory: the number of groups whose activations follow. 0: none.
+
+    Backward has tensors alone, and the number of threads, which decides on groups, may have changed since.
+    """
     return memory[:8].view(torch.int64)
 
 

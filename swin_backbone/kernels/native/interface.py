@@ -55,7 +55,8 @@ class Computation(Protocol[Prepared]):
 
         Args:
             grad: of the output, contiguous.
-            needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
+            needed: whether the gradients of `x` and of the weights are needed. The caller ignores
+                others, so that a computation may compute or skip them.
         """
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:

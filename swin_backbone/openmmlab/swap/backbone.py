@@ -156,7 +156,7 @@ def _iter_path(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
 
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
-    """Return whether a backbone is a Swin of this size, the toolbox's or ours, with equal windows per stage."""
+    """Return whether a backbone is this Swin already, of a toolbox or of this package: equal sizes and windows."""
     origin = old.type if isinstance(old.type, str) else old.type.__module__
     is_mmpretrains = origin.startswith('mmpretrain.')  # has other arguments
     same_types = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)

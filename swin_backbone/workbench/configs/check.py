@@ -23,7 +23,8 @@ HEADS_OF_MORE_CLASSES = ('panoptic_fusion_head', 'semantic_head')  # of models w
 def check_classes(cfg: Config) -> None:
     """Check that the heads of a model have the number of classes of each data set. Raises: see `compare_classes`.
 
-    A toolbox's own data set with the classes of its class is left out: a tracker is tested on more classes than it has.
+    A data set of a toolbox with the classes of its METAINFO is left out: trackers are tested on data with more classes
+    than their models have.
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for phase in ('train', 'val', 'test'):

@@ -108,7 +108,7 @@ def find_reader(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
 
 
 def drops_bits(step: Any) -> bool:
-    """Return whether a step loads the upper 8 bits of a picture, and no more bands than colours have."""
+    """Return whether a step reduces a picture to 8 bits, and to the bands of a colour."""
     return getattr(step, 'color_type', 'unchanged') != 'unchanged' and step.imdecode_backend != 'tifffile'
 
 

@@ -25,7 +25,7 @@ PICTURE_SUFFIXES = (
 )  # what OpenCV reads; HDR and EXR have no range of colours
 SKIP_HINT = '; --skip-unreadable goes on without such pictures'  # ends an error
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
-ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # last bytes of JPEG and PNG by the first
+ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # last bytes of a file by its first: JPEG, PNG
 
 
 class Medium(NamedTuple):

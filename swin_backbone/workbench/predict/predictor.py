@@ -56,8 +56,8 @@ class Predictor:
         precision: see `accelerate`.
 
     Attributes:
-        pipeline: the test pipeline for a frame, whose pixels are in memory. Of a file, `read_pixels` runs the steps up
-            to the picture, and `preprocess` runs `pipeline`.
+        pipeline: the test pipeline behind the step that reads a file. `preprocess` runs it on the pixels of a frame, or
+            on those that `read_pixels` read.
         loading_step: the first step of `pipeline`. It converts the colours of pixels, and decodes a file in memory.
         is_dropping_bits: whether `read_pixels` drops bits above 8 and bands above 3.
         score_thr: lowest score of an object: 0.3, or the one that a folder was exported with.

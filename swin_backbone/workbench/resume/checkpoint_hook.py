@@ -53,7 +53,7 @@ class WholeCheckpointHook(CheckpointHook):
 
     saved_iter = -1  # iteration of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
     saved_path: Optional[str] = None
-    metric_names: Collection[str] = ()  # of MetricNamesHook's trial; a validation that finds no object has fewer
+    metric_names: Collection[str] = ()  # by MetricNamesHook's trial; a validation without objects has fewer
     file_backend: Any
     filename_tmpl: Any
 

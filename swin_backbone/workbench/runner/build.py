@@ -102,11 +102,11 @@ def _explain_lost_peers(hint: str = '') -> Iterator[None]:
 class ProgressHook(Hook):
     """Record what runs, and which phases have worked once: a training step, a validation with metrics.
 
-    Any error before is taken for one of the config or the data. A later one is a bug, here or in a library, and keeps
-    its type and traceback.
+    Until a phase has worked once, its errors are those of the config or the data; in a test, all are. A later one is a
+    bug, here or in a library, and keeps its type and traceback.
     """
 
-    phase = 'build'  # stays so in a test, whose every error is one of the config or the data
+    phase = 'build'  # stays so in a test
     worked: frozenset[str] = frozenset()
 
     def before_train(self, runner: Runner) -> None:

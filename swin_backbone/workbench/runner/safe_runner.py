@@ -92,7 +92,7 @@ class SafeRunner(Runner):
     resumed_from: Optional[str] = None
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
-        # mmengine removes a default hook that is None
+        # None turns off a default hook of mmengine; another one, like finite=None, would be registered
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in DEFAULT_HOOKS}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
@@ -150,7 +150,7 @@ class SafeRunner(Runner):
         """
         if isinstance(dataloader, dict):
             dataset = self.settings.datasets.build(self.built_phase, dataloader['dataset'])
-            dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies all but functions
+            dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies data, not functions
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.built_phase == 'train'
         if get_rank() == 0:

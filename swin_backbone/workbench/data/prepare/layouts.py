@@ -18,10 +18,10 @@ from .records import Records
 
 
 class Layout(NamedTuple):
-    """A layout of data: what reads it, if annotation files have a suffix and a pattern."""
+    """A layout of data: its reader, which is tried if a file has the suffix, and the pattern near its beginning."""
 
     read: Callable[[DataFolder], Optional[Records]]
-    suffix: str = ''  # '' also without annotation files
+    suffix: str = ''  # '': always, also without annotation files
     pattern: str = ''
 
 

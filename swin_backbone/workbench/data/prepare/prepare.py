@@ -137,7 +137,7 @@ def _compute_digest(folder: DataFolder, scope: str) -> str:
     digest = hashlib.sha256()
     options = scope, str(folder.root), str(folder.ann_root), folder.only_file, folder.given_classes, folder.with_masks
     digest.update(repr((options, folder.skip_unreadable, os.path.abspath(folder.root), folder.result_folders)).encode())
-    for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # workbench/data: readers, checks and warnings
+    for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # a changed reader of workbench/data reads again
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
     for path in sorted(files | ({folder.only_file} if folder.only_file else set())):

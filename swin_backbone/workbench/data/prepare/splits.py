@@ -169,7 +169,8 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
         if not matches and IMAGE_SETS in map(str.lower, path.parts):
             raise DataError(f'{path} names no picture below {folder.root}, as {texts[:1]}')
         lists = by_folder.setdefault(path.parent, {})
-        missing += sum(map(bool, map(str.strip, texts))) - len(matches) if matches else 0
+        if matches:
+            missing += sum(map(bool, map(str.strip, texts))) - len(matches)
         if matches and (name != 'trainval' or 'train' not in lists):
             lists[split] = matches
     by_folder = {path: lists for path, lists in by_folder.items() if lists}

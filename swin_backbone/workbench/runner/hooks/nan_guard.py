@@ -82,7 +82,7 @@ class NonFiniteGuardHook(Hook):
             else:
                 scaler: Any = getattr(wrapper, 'loss_scaler', None)  # only AmpOptimWrapper has one
                 scales = scaler is not None and scaler.is_enabled()
-                # It answers an overflow by a lower scale, if the scale is dynamic and above 1
+                # The scaler answers an overflow by a lower scale, if the scale is dynamic and above 1
                 is_answered = scales and wrapper._scale_update_param is None and scaler.get_scale() > 1
                 self.problem = None if is_answered else 'gradient norm'
                 if scales:  # the wrapper skips the step too, and adapts its scale
