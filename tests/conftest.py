@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from importlib.util import find_spec
@@ -27,6 +28,8 @@ keep_freed_memory()  # saves a tenth of the processor time, as in the tools
 # A forked process collects nothing of its parent: an ONNX Runtime session would wait for threads, and a fork has none.
 os.register_at_fork(after_in_child=gc.freeze)
 os.environ.setdefault('OMP_NUM_THREADS', '2')
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by a job in the background: tools would ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available() and find_spec('triton'):
     from helpers.triton_interpreter import shorten_interpretation
 
