@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import mmengine
 import pytest
 import torch
 from helpers.openmmlab.jobs import build_runner
@@ -83,7 +84,13 @@ def test_after_an_error_in_a_validation_the_model_has_its_own_step(tmp_path):
     assert 'val_step' not in vars(runner.model)
 
 
-@pytest.mark.parametrize('kind', ['CheckpointHook', 'mmengine.CheckpointHook', 'mmdet.CheckpointHook', CheckpointHook])
+BY_CLASS = pytest.param(
+    CheckpointHook,
+    marks=pytest.mark.skipif(mmengine.__version__ == '0.10.7', reason='mmengine 0.10.7 prints no config with a class'),
+)
+
+
+@pytest.mark.parametrize('kind', ['CheckpointHook', 'mmengine.CheckpointHook', 'mmdet.CheckpointHook', BY_CLASS])
 def test_checkpoints_are_whole_however_the_hook_is_named(tmp_path, kind):
     runner = build_runner(config(tmp_path, epochs=1, default_hooks__checkpoint__type=kind))
     assert any(isinstance(hook, WholeCheckpointHook) for hook in runner.hooks)
