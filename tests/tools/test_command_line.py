@@ -9,13 +9,14 @@ import runpy
 import signal
 import subprocess
 import sys
+from contextvars import copy_context
 
 import mmengine.logging
 import pytest
 from helpers import ROOT, run_python
 
 from swin_backbone import commands
-from swin_backbone.checkpoints import FORMATS
+from swin_backbone.checkpoints import FORMATS, download
 from swin_backbone.options import ARGUMENTS
 from swin_backbone.workbench.configs.visualizer import VIS_BACKENDS
 from swin_backbone.workbench.export.formats import MODEL_FILES, PRECISIONS
@@ -146,6 +147,28 @@ def test_a_full_disk_is_a_sentence(record_fault):
     assert error.endswith('cannot write its output (No space left on device)\n')
     assert 'Traceback' not in error
     record_fault('full_disks')
+
+
+@pytest.mark.parametrize('option', ['--local-rank', '--local_rank'])
+@pytest.mark.parametrize(('before', 'after'), [(None, '3'), ('1', '1')])
+def test_a_parser_sets_the_rank_unless_a_launcher_has(monkeypatch, option, before, after):
+    monkeypatch.setenv('LOCAL_RANK', 'restored after the test')
+    monkeypatch.delenv('LOCAL_RANK') if before is None else monkeypatch.setenv('LOCAL_RANK', before)
+    parser = commands.Parser()
+    parser.add('local_rank')
+    parser.parse_args([option, '3'])
+    assert os.environ['LOCAL_RANK'] == after
+
+
+def test_a_parser_sets_the_timeout_of_downloads_if_it_is_given():
+    def parse(*words):
+        parser = commands.Parser()
+        parser.add('timeout')
+        parser.parse_args(words)
+        return download._timeout.get(None)
+
+    assert copy_context().run(parse) is None
+    assert copy_context().run(parse, '--timeout', '7') == 7
 
 
 WRITER = """
