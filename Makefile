@@ -63,7 +63,9 @@ extra_stamps = $(addprefix $(STAMP)-,$(subst $(comma), ,$(1)))
 
 .PHONY: install test lint demo docs docs-pictures wheels notes parity benchmark-gpu clean FORCE
 
+# The last line compiles sources newer than the library, as after `git pull`. A wheel has its library.
 install: $(STAMP) $(call extra_stamps,$(EXTRAS))
+	$(if $(filter wheel,$(ENV)),,@$(RUN) setup.py --quiet build_ext --inplace)
 
 # What the core needs beside torch, what compiles the library, and what tests
 CORE := numpy safetensors filelock 'setuptools>=70.1' ninja pytest pytest-xdist hypothesis
@@ -80,7 +82,7 @@ endif
 
 FORCE: # MMCV=compiled may ask for another mmcv, TORCH for another torch
 
-# The library that `make install` compiled stays as it is.
+# `install` compiles the library.
 $(STAMP)-%: setup.py $(CONSTRAINTS) | $(STAMP)
 	@SWIN_BACKBONE_NATIVE=0 $(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
 	@$(RUN) -m swin_backbone info | grep 'torchvision.*for another torch' || true
@@ -103,7 +105,7 @@ tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
 tests_mmcv = $(RUN) -m pytest tests/openmmlab/mmcv_ops
 # Files that import the toolboxes are left out without the toolboxes: see tests/conftest.py.
-tests_core = $(RUN) setup.py --quiet build_ext --inplace && PYTHONPATH=. $(IN_TWO) --no-loadscope-reorder \
+tests_core = PYTHONPATH=. $(IN_TWO) --no-loadscope-reorder \
 	$(addprefix tests/,test_without_toolboxes.py test_checks.py test_positions.py test_replace.py test_devices.py models checkpoints kernels adapters)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES
