@@ -75,11 +75,17 @@ def _indices(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _same_threads():
-    """Restore the threads and CPUs of the process, which benchmarks set. A second thread slows all later tests."""
+def _same_process():
+    """Restore the threads, the CPUs and the default dtype, and forget compiled graphs.
+
+    A second thread slows all later tests.
+    """
     threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
     yield
     torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    if 'torch._dynamo' in sys.modules:
+        torch._dynamo.reset()
     if cpus:
         os.sched_setaffinity(0, cpus)
 

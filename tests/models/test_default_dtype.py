@@ -8,15 +8,8 @@ from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 
-DTYPES = torch.float64, torch.bfloat16, torch.float16
+each_dtype = pytest.mark.parametrize('default', [torch.float64, torch.bfloat16, torch.float16])
 needs_library = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def default(request):
-    before = torch.get_default_dtype()
-    yield request.param
-    torch.set_default_dtype(before)
 
 
 def step(model, x):
@@ -25,6 +18,7 @@ def step(model, x):
     return [*maps, *torch.autograd.grad(sum(y.square().mean() for y in maps), list(model.parameters()))]
 
 
+@each_dtype
 @pytest.mark.parametrize('backend', [pytest.param('native', marks=needs_library), 'torch'])
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 def test_a_training_step_is_that_of_float32(kind, backend, default):
@@ -37,6 +31,7 @@ def test_a_training_step_is_that_of_float32(kind, backend, default):
     assert relative_error(found, expected) < 1e-6
 
 
+@each_dtype
 def test_drop_path_rates_are_those_of_float32(default):
     def rates():
         model = SwinBackbone(arch='nano', drop_path_rate=0.3)

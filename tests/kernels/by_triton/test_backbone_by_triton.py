@@ -94,7 +94,6 @@ def test_compiles_whole(dynamic):
         with torch._dynamo.config.patch(error_on_recompile=True):
             x = torch.randn(1, 3, 56, 44, device=DEVICE)
             assert_near(maps_and_gradients(compiled, x), maps_and_gradients(model, x), 1e-4)
-    torch._dynamo.reset()
 
 
 @needs_triton

@@ -2,19 +2,13 @@
 
 import pytest
 import torch
-from helpers.kernels import count_blocks, refusal
+from helpers.kernels import refusal
 from torch import nn
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, SwinV2Backbone
 
 KINDS = SwinBackbone, SwinV2Backbone
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """How often blocks were computed by the operator."""
-    return count_blocks(monkeypatch)
 
 
 def gradients(model, x):

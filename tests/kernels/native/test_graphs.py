@@ -6,10 +6,12 @@ tests/models/under_torch_modes compile whole backbones, and tests/kernels/foreig
 import copy
 import gc
 from collections import Counter
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
 import torch
+from helpers.graphs import layers_in, record_graphs
 from helpers.models.blocks import autocast_to, cases, make_block
 from helpers.models.small_models import TWO_STAGES, randomised
 from helpers.versions import needs_torch
@@ -35,27 +37,10 @@ LAYERS_OF_ONE = {'project': 1, 'block': 1, 'normalise_output': 1}
 X = torch.linspace(-1, 1, 2 * 3 * 40 * 90).view(2, 3, 40, 90).sin()
 
 
-@pytest.fixture(autouse=True)
-def _reset():
-    yield
-    torch._dynamo.reset()
-
-
-def layers_in(graph):
-    """Count the operators of the library in a graph."""
-    names = (str(node.target).split('.') for node in graph.nodes if node.op == 'call_function')
-    return Counter(name[1] for name in names if name[0] == 'swin_backbone')
-
-
-def graphs_of(model, x, **options):
+def graphs_of(model, x):
     """Return the outputs of the compiled model, and the layers in each graph."""
-    graphs = []
-
-    def record(graph, _):
-        graphs.append(layers_in(graph.graph))
-        return graph
-
-    return torch.compile(model, backend=record, fullgraph=True, **options)(x), graphs
+    compiled, graphs = record_graphs(model, fullgraph=True)
+    return compiled(x), [layers_in(one.graph) for one in graphs]
 
 
 def close(outputs, expected, bound=1e-6):
@@ -181,18 +166,13 @@ def test_drawn_blocks_as_operators_are_the_library(case):
     block.train()
     for dtype in (torch.float32, torch.bfloat16):
         results = []
-        for mode in (Layers(), None):
+        for mode in (layers := Layers(), nullcontext()):
             leaf = x.clone().requires_grad_()
-            with autocast_to(dtype):
-                if mode is None:
-                    y = block(leaf)
-                    grads = torch.autograd.grad(y.square().sum(), [leaf, *block.parameters()], allow_unused=True)
-                else:
-                    with mode:
-                        y = block(leaf)
-                        grads = torch.autograd.grad(y.square().sum(), [leaf, *block.parameters()], allow_unused=True)
-                    assert mode.seen == {'block': 1, 'block_backward': 1}
+            with autocast_to(dtype), mode:
+                y = block(leaf)
+                grads = torch.autograd.grad(y.square().sum(), [leaf, *block.parameters()], allow_unused=True)
             results.append((y, grads))
+        assert layers.seen == {'block': 1, 'block_backward': 1}
         assert torch.equal(results[0][0], results[1][0])
         for ours, expected in zip(results[0][1], results[1][1]):
             assert (ours is None) == (expected is None)

@@ -5,12 +5,10 @@ from ctypes import byref, c_char_p, c_double, c_int64, c_void_p
 
 import pytest
 import torch
-from helpers.kernels import refusal
 
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.native.library import load_library
 
-pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 SIZES = dict(embed_dims=32, depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,))
 
 

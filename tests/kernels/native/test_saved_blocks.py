@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.kernels import refusal
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
@@ -41,8 +40,6 @@ def test_without_a_library_the_reason_is_its(monkeypatch):
 
 def test_saved_values_take_half_of_mmdets_memory():
     """The last stage has 64 tokens in windows of 196 places: padding takes little memory."""
-    if refusal(torch.float32):
-        pytest.skip('the library is not built')
     swin = pytest.importorskip('mmdet.models.backbones.swin')
     image_BCHW = torch.rand(1, 3, 256, 256)
     ours, theirs = (bytes_kept(kind(), image_BCHW, torch.float32) for kind in (SwinBackbone, swin.SwinTransformer))

@@ -5,14 +5,12 @@ from ctypes import byref
 
 import pytest
 import torch
-from helpers.kernels import refusal
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_backbone.kernels.native import library as c
 from swin_backbone.kernels.native.size_limits import LIMITS, find_reason_against_sizes
 
-pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 PLACE = ctypes.create_string_buffer(256)
 HERE = ctypes.addressof(PLACE) + -ctypes.addressof(PLACE) % 64  # an address for arrays that no call reads
 DTYPES = torch.float32, torch.bfloat16, torch.int8

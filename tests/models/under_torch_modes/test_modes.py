@@ -112,7 +112,6 @@ def test_compiles_without_a_graph_break(kind):
     gradients = [torch.autograd.grad(sum(o.square().mean() for o in maps), parameters) for maps in (outputs, expected)]
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(('arch', 'times'), [(TWO_STAGES, 1), pytest.param({}, 4, marks=pytest.mark.slow)])
@@ -127,7 +126,6 @@ def test_five_sizes_are_one_compilation(arch, times):
         for output, reference in zip(compiled(x), backbone(x)):
             torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
     assert counter.frame_count == 1
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.graphs import layers_in, record_graphs
 from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
@@ -83,26 +84,18 @@ def test_autocast(calls):
 
 def test_a_graph_has_an_operator():
     """One graph serves other numbers of queries; outputs and gradients are those of eager mode."""
-    layer, graphs = make_layer(True), []
+    layer = make_layer(True)
     replace_layers(nn.Sequential(layer))
-
-    def record(graph, _):
-        graphs.append([node.name for node in graph.graph.nodes if 'deformably' in node.name])
-        return graph
-
-    try:
-        compiled = torch.compile(layer, backend=record, fullgraph=True, dynamic=True)
-        for part in (13, 9):
-            query, arguments = arguments_of(layer, 2, False)
-            of_part = {name: arguments[name][:, :part].clone() for name in ('query_pos', 'reference_points')}
-            arguments, query = {**arguments, **of_part}, query[:, :part].clone()
-            both = []
-            for run in (compiled, layer):
-                leaf = query.clone().requires_grad_()
-                y = run(leaf, **arguments)
-                both.append([y, *torch.autograd.grad((y * y.detach().sin()).sum(), [leaf, *layer.parameters()])])
-            for ours, truth in zip(*both):
-                torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5 * float(truth.abs().max()))
-    finally:
-        torch._dynamo.reset()
-    assert graphs == [['attend_deformably']]
+    compiled, graphs = record_graphs(layer, fullgraph=True, dynamic=True)
+    for part in (13, 9):
+        query, arguments = arguments_of(layer, 2, False)
+        of_part = {name: arguments[name][:, :part].clone() for name in ('query_pos', 'reference_points')}
+        arguments, query = {**arguments, **of_part}, query[:, :part].clone()
+        both = []
+        for run in (compiled, layer):
+            leaf = query.clone().requires_grad_()
+            y = run(leaf, **arguments)
+            both.append([y, *torch.autograd.grad((y * y.detach().sin()).sum(), [leaf, *layer.parameters()])])
+        for ours, truth in zip(*both):
+            torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5 * float(truth.abs().max()))
+    assert [layers_in(one.graph) for one in graphs] == [dict(attend_deformably=1)]

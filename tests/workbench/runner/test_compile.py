@@ -25,7 +25,6 @@ def _no_graphs_of_other_tests():
     counters.clear()
     with torch._dynamo.config.patch(optimize_ddp=True):  # torch's default, before and after
         yield
-    torch._dynamo.reset()
 
 
 class Model(nn.Module):

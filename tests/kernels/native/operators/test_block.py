@@ -144,15 +144,13 @@ def test_same_bits_each_time_and_from_several_python_threads(channels, dtype):
     block, x = in_7x7_windows(2 * channels // 64, channels), torch.randn(1, 17, 20, channels)
     run = partial(by_library, block, x, torch.randn_like(x), dtype)
     threads, outputs = torch.get_num_threads(), []
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
-            first, second = run(), run()
-            assert all(torch.equal(first[name], second[name]) for name in first)
-            outputs.append(first['y'])
-    finally:
-        torch.set_num_threads(threads)
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        first, second = run(), run()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        outputs.append(first['y'])
     assert torch.equal(*outputs)
+    torch.set_num_threads(threads)
     first = run()
     with ThreadPoolExecutor(3) as pool:
         for again in pool.map(lambda _: run(), range(3)):
