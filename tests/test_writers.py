@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -39,20 +40,8 @@ def test_of_many_writers_the_last_ones_file_stays_whole(tmp_path):
 
 
 def test_many_threads_write_one_file(tmp_path):
-    errors = []
-
-    def work(index):
-        try:
-            write_often(index, tmp_path / 'a.bin')
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(NUMBER)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(NUMBER) as pool:
+        assert list(pool.map(write_often, range(NUMBER), [tmp_path / 'a.bin'] * NUMBER)) == ['whole'] * NUMBER
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path, monkeypatch):

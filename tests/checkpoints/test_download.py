@@ -5,6 +5,7 @@ import re
 import socket
 import socketserver
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -221,30 +222,20 @@ def test_each_thread_has_its_own_limit_of_time(server):
 
     def work(seconds):
         download.set_timeout(seconds)
+        assert socket.getdefaulttimeout() is None
         with pytest.raises(CheckpointError, match='timed out'):
             read_checkpoint(f'{server.url}/{seconds}.pth')
         ended.append(seconds)
 
-    threads = [threading.Thread(target=work, args=(seconds,)) for seconds in (1.5, 0.1)]
-    for thread in threads:
-        thread.start()
-    assert socket.getdefaulttimeout() is None
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, (1.5, 0.1)))
     assert ended == [0.1, 1.5]
 
 
 def test_processes_wait_for_the_first(server):
-    sizes: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: sizes.append(len(download.fetch(f'{server.url}/swin.pth', Path.read_bytes))))
-        for _ in 'abc'
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sizes == [len(ZIP)] * 3
+    with ThreadPoolExecutor(3) as pool:
+        contents = pool.map(lambda _: download.fetch(f'{server.url}/swin.pth', Path.read_bytes), 'abc')
+    assert list(contents) == [ZIP] * 3
     assert len(server.paths) == 1
 
 

@@ -7,10 +7,10 @@ import pickle
 import random
 import sys
 import tarfile
-import threading
 import types
 import zipfile
 from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -184,11 +184,8 @@ def test_threads_read_at_the_same_time(tmp_path):
     readers = [('good.pth', read_checkpoint)] * 2 + [('bad.pth', read_checkpoint), ('user.pth', torch.load)]
     with torch.serialization.safe_globals([Allowed]):  # a global that a user allows, for his own loads
         before = set(torch.serialization.get_safe_globals())
-        threads = [threading.Thread(target=work, args=reader) for reader in readers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(readers)) as pool:
+            list(pool.map(work, *zip(*readers)))
         assert set(torch.serialization.get_safe_globals()) == before
     expected = [('bad.pth', 'RefusedCheckpoint')] * 6 + [('good.pth', 'dict')] * 12 + [('user.pth', 'dict')] * 6
     assert sorted(results) == expected

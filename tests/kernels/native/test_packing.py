@@ -3,7 +3,7 @@
 import copy
 import ctypes
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -104,15 +104,20 @@ def differ(ours, theirs):
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs))
 
 
+def assert_seen(run, before):
+    """Check that `run()` has other results than before, and those of torch."""
+    after = run()
+    assert differ(after, before) > 3e-4
+    assert differ(after, by_torch(run)) < 1e-4
+
+
 @pytest.mark.parametrize('change', [*CHANGES, SWAPPED], ids=lambda change: change.__name__)
 @pytest.mark.parametrize('kind', BACKBONES)
 def test_every_change_is_seen(kind, change, record_fault):
     model, x = backbone(kind), torch.randn(1, 3, 36, 40)
     before = outputs(model, x)
     change(model)
-    after = outputs(model, x)
-    assert differ(after, before) > 3e-4
-    assert differ(after, by_torch(lambda: outputs(model, x))) < 1e-4
+    assert_seen(lambda: outputs(model, x), before)
     record_fault('unseen_writes')
 
 
@@ -137,9 +142,7 @@ def test_copies_do_not_share(change, record_fault):
     before = outputs(model, x)
     other = change(model)
     for _ in range(2):  # in turn: the models must not share packed weights
-        after = outputs(other, x)
-        assert differ(after, before) > 3e-4
-        assert differ(after, by_torch(lambda: outputs(other, x))) < 1e-4
+        assert_seen(lambda: outputs(other, x), before)
         assert differ(outputs(model, x), before) == 0
     record_fault('unseen_writes')
 
@@ -184,9 +187,7 @@ def test_weights_of_inference_mode(record_fault):
         model = backbone()
         before = model(x)
         each(data_of_one_number)(model)
-        after = model(x)
-        assert differ(after, before) > 3e-4
-        assert differ(after, by_torch(lambda: model(x))) < 1e-4
+        assert_seen(lambda: model(x), before)
     record_fault('unseen_writes')
 
 
@@ -214,11 +215,8 @@ def test_two_threads_with_a_model_each(record_fault):
             maps = model(x)
             wrong.append(differ(maps, copy.deepcopy(model)(x)))  # a copy without packed weights
 
-    threads = [threading.Thread(target=change_and_run, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(change_and_run, models))
     assert wrong == [0] * 20
     record_fault('unseen_writes', 20)
 
@@ -288,8 +286,7 @@ def test_a_position_bias_is_computed_once(kind, record_fault):
         if name.startswith(('qkv.', 'proj.')):
             continue
         weight.data.add_(torch.randn_like(weight))
-    assert differ(model(x), before) > 3e-4
-    assert differ(model(x), by_torch(lambda: model(x))) < 1e-4
+    assert_seen(lambda: model(x), before)
     if kind is SwinV2Backbone:
         block.attn.w_msa.pretrained_window = (9, 9)
         assert differ(model(x), by_torch(lambda: model(x))) < 1e-4

@@ -36,6 +36,11 @@ def maps(model, backend):
     return model(IMAGE)
 
 
+def assert_close(found, expected):
+    for y, other in zip(found, expected):
+        torch.testing.assert_close(y, other, rtol=1e-4, atol=1e-4)
+
+
 def watch(model):
     """Wrap all methods of all modules on the instances, but for the model's own; return the names of called methods."""
     called = []
@@ -79,8 +84,7 @@ def test_methods_of_a_subclass_are_called(kind, method):
             overridden = {method: lambda self, x, base=base: getattr(base, method)(self, x) * 1.5}
             block.__class__ = type('Scaled', (base,), overridden)
         outputs.append(maps(model, backend))
-    for y, y_torch in zip(*outputs):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+    assert_close(*outputs)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -90,11 +94,9 @@ def test_the_backend_of_a_block(kind, monkeypatch):
     model.backend = 'auto'
     model.stages[0].blocks[1].backend = 'torch'
     with torch.no_grad():
-        for y, y_torch in zip(model(IMAGE), expected):
-            torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
-    assert len(calls) == 2
-    model.stages[0].blocks[0].attn.w_msa.backend = 'torch'
-    with torch.no_grad():
+        assert_close(model(IMAGE), expected)
+        assert len(calls) == 2
+        model.stages[0].blocks[0].attn.w_msa.backend = 'torch'
         model(IMAGE)
     assert len(calls) == 3
 
@@ -111,15 +113,9 @@ def test_a_named_backend_inside_a_model_raises(path):
 @pytest.mark.parametrize('path', ['stages.0.blocks.1', 'stages.0.blocks.1.attn', 'patch_embed'])
 def test_a_compiled_module_is_called(path):
     model, graphs = make(SwinBackbone), []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph
-
     expected = maps(model, 'torch')
-    model.get_submodule(path).compile(backend=backend)
-    for y, y_torch in zip(maps(model, 'auto'), expected):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+    model.get_submodule(path).compile(backend=lambda graph, _: graphs.append(graph) or graph)
+    assert_close(maps(model, 'auto'), expected)
     assert graphs
 
 
@@ -197,10 +193,9 @@ def test_a_change_after_a_warm_call(path, change):
     maps(model, 'auto')
     with torch.no_grad():
         change(model.get_parameter(path) if path.endswith('.weight') else model.get_submodule(path))
-    after, by_torch = maps(model, 'auto'), maps(model, 'torch')
+    after = maps(model, 'auto')
     assert not torch.equal(after[0], before[0]) or not torch.equal(after[1], before[1])
-    for y, y_torch in zip(after, by_torch):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+    assert_close(after, maps(model, 'torch'))
 
 
 PATCHES = [
@@ -210,6 +205,7 @@ PATCHES = [
     (SwinBlock, 'windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
     (WindowAttention, 'forward', lambda self, x, *_: x.cos()),
     (WindowAttention, 'project', lambda self, x: 2 * self.qkv(x)),
+    (WindowAttentionV2, 'position_bias', lambda self, *args: torch.zeros(2, 9, 9)),
     (nn.LayerNorm, 'forward', lambda self, x: x.sin()),
     (nn.LayerNorm, '__call__', lambda self, x: x.sin()),
     (SwinBlock, '__call__', lambda self, x: x.sin()),
@@ -220,21 +216,12 @@ PATCHES = [
 @pytest.mark.parametrize('is_warm', [False, True])
 @pytest.mark.parametrize(('kind', 'name', 'method'), PATCHES, ids=itertools.count())
 def test_a_patch_of_a_class(kind, name, method, is_warm, monkeypatch):
-    model = make(SwinBackbone)
+    model = make(SwinV2Backbone if kind is WindowAttentionV2 else SwinBackbone)
     before = maps(model, 'auto') if is_warm else None
     monkeypatch.setattr(kind, name, method)
-    after, by_torch = maps(model, 'auto'), maps(model, 'torch')
-    for y, y_torch in zip(after, by_torch):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+    after = maps(model, 'auto')
+    assert_close(after, maps(model, 'torch'))
     assert before is None or not torch.equal(before[1], after[1])
-
-
-def test_a_patch_of_the_attention_of_v2(monkeypatch):
-    model = make(SwinV2Backbone)
-    maps(model, 'auto')
-    monkeypatch.setattr(WindowAttentionV2, 'position_bias', lambda self, *args: torch.zeros(2, 9, 9))
-    for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
 
 
 def test_a_module_inside_itself_is_an_error_of_torch():

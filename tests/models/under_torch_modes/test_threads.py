@@ -2,15 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from threading import Barrier, Event, Thread
+from threading import Barrier
 
 import pytest
 import torch
 from helpers.models.small_models import TWO_STAGES, randomised
-from helpers.versions import needs_torch
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.compat import without_cudnn_attention
 from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
 
 SIZES = [(40, 60), (33, 21), (96, 64)]
@@ -65,27 +63,3 @@ def test_masks(backbone, training):
     masks = [None, *((torch.rand(2, 8, 12) < hidden) for hidden in (0.2, 0.6, 0.9))]
     assert_alike_in_threads([lambda mask=mask: model(image, mask) for mask in masks])
     assert not model.patch_embed._forward_hooks
-
-
-@needs_torch('2.5', 'SDPA by cuDNN as a default')
-def test_attention_of_a_thread_keeps_the_flags_of_others():
-    """The enabled backends of torch's attention are a setting of the process."""
-    flags, entered, left = torch.backends.cuda, Event(), Event()
-    assert flags.cudnn_sdp_enabled()
-    seen = []
-
-    def attend():
-        with without_cudnn_attention():
-            entered.set()
-            left.wait()
-            seen.append(flags.cudnn_sdp_enabled())
-
-    with without_cudnn_attention():
-        thread = Thread(target=attend)
-        thread.start()
-        entered.wait(timeout=0.2)
-        seen.append(flags.cudnn_sdp_enabled())
-    left.set()
-    thread.join()
-    assert seen == [False, False]
-    assert flags.cudnn_sdp_enabled()
