@@ -6,7 +6,7 @@ from typing import Union
 
 from ...checks import DataError, require_file
 
-BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MAX_TEXT_BYTES = 2**26  # bytes of a file with the labels of one picture, or names
 
 
@@ -26,7 +26,7 @@ def read_file(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 def decode(content: bytes) -> str:
     """Return a text in UTF-8, or in UTF-16 with a byte order mark as Windows's programs write, without the mark."""
-    return content.decode('utf-16' if content.startswith(BYTE_ORDER_MARKS[1:]) else 'utf-8-sig')
+    return content.decode('utf-16' if content.startswith(UTF_16_MARKS) else 'utf-8-sig')
 
 
 def read_text(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> str:

@@ -19,7 +19,7 @@ from ...checks import LARGEST_FILE, DataError, check_int, check_number, check_se
 from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import Faults
 from ..configs.data_parts import find_annotation_file
-from ..configs.text_files import BYTE_ORDER_MARKS, decode, read_file
+from ..configs.text_files import decode, read_file
 from .masks import SHORT_POLYGON, Fault, find_mask_faults
 
 NAMES_SHOWN = 10  # in an error
@@ -44,7 +44,7 @@ class Annotations(NamedTuple):
         categories: names of the categories, in the file's order.
         objects: number of objects of each category.
         errors: entries with an error in mmdet, or a wrong meaning.
-        masks: masks, or a byte order mark, with an error in pycocotools.
+        masks: masks with an error in pycocotools.
         in_evaluation: entries that mmdet takes and COCO's evaluation does not.
         warnings: unusual entries.
     """
@@ -113,7 +113,7 @@ def uses_masks(cfg: Config) -> bool:
 
 
 def scan_annotation_file(
-    path: Union[str, Path], form: str, with_masks: bool, content: Optional[tuple[dict[str, list[Any]], bool]] = None
+    path: Union[str, Path], form: str, with_masks: bool, content: Optional[dict[str, list[Any]]] = None
 ) -> Annotations:
     """Return the content of an annotation file and its faults. The result is kept until the file changes.
 
@@ -133,7 +133,7 @@ def scan_annotation_file(
     if key not in _known:
         if len(_known) >= MAX_FILES:
             _known.pop(next(iter(_known)))
-        _known[key] = scan_annotations(*(content or read_annotations(path, form)), form, with_masks)
+        _known[key] = scan_annotations(content or read_annotations(path, form), form, with_masks)
     return _known[key]
 
 
@@ -155,7 +155,7 @@ def require_annotations(
     return annotations
 
 
-def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
+def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) -> Annotations:
     """Return the content of an annotation file and its faults: see `read_annotations` and `scan_annotation_file`."""
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
     images = _read_entries('images', data['images'], errors)
@@ -164,8 +164,6 @@ def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with
     for file, count in Counter(files.values()).items():
         if count > 1:
             warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
-    if has_mark:
-        masks.add('a byte order mark, which pycocotools does not read', 'at its begin; --data removes it')
     categories = _read_entries('categories', data['categories'], errors)
     names = {category['id']: category['name'] for _, category in categories}
     for name, count in Counter(names.values()).items():
@@ -224,17 +222,16 @@ def scan_annotations(data: dict[str, list[Any]], has_mark: bool, form: str, with
     return Annotations(pictures, empty, rles, tuple(names.values()), objects, errors, masks, in_evaluation, warnings)
 
 
-def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[Any]], bool]:
-    """Return the lists of a file, and whether it begins with a byte order mark.
+def read_annotations(path: Union[str, Path], form: str) -> dict[str, list[Any]]:
+    """Return the lists of a file.
 
     COCO's files of test pictures have no annotations: an empty list is returned.
 
     Raises:
         DataError: if the file is no JSON with the lists of the format.
     """
-    content = read_file(path, LARGEST_FILE)
     try:
-        data = json.loads(decode(content))
+        data: dict[str, list[Any]] = json.loads(decode(read_file(path, LARGEST_FILE)))
     except RecursionError as error:
         raise DataError(f'{path} is no annotation file: it is nested more than a thousand times') from error
     except ValueError as error:  # no JSON, or no UTF-8
@@ -247,7 +244,7 @@ def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[
                 f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
                 'label PNGs (mmseg), or convert it: see docs/guides/own_data.md'
             )
-    return data, content.startswith(BYTE_ORDER_MARKS)
+    return data
 
 
 def _read_entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, dict[str, Any]]]:

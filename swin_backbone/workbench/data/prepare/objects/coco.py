@@ -29,7 +29,7 @@ UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # a prefix of the names of pictures in 
 SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
 
-AnnotationFile = tuple[Path, dict[str, Any], bool]  # path, content, and whether it begins with a byte order mark
+AnnotationFile = tuple[Path, dict[str, Any]]  # path and content
 
 
 def read(folder: DataFolder) -> Optional[Records]:
@@ -37,25 +37,25 @@ def read(folder: DataFolder) -> Optional[Records]:
     files, lines = _find_annotation_files(folder)
     if not files:
         return None
-    paths = [path for path, *_ in files.values()]
+    paths = [path for path, _ in files.values()]
     folders_of: dict[Path, list[str]] = {}
-    for path, content, has_mark in files.values():
-        annotated = scan_annotation_file(path, 'COCO', folder.with_masks, (content, has_mark))
+    for path, content in files.values():
+        annotated = scan_annotation_file(path, 'COCO', folder.with_masks, content)
         lines += [format_line('left out', reason) for reason in _add_sizes(folder, content).sentences()]
         _repair(content)
         if annotated.errors:  # some of them are repaired now
-            repaired = scan_annotations(content, False, 'COCO', folder.with_masks)
+            repaired = scan_annotations(content, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
         folders_of[path] = _find_picture_folders(folder, path, content)
-    contents = {split: content for split, (_, content, _) in files.items()}
+    contents = {split: content for split, (_, content) in files.items()}
     stated_paths = {
         Path(*folders_of[path][:1], image['file_name'])
-        for path, content, _ in files.values()
+        for path, content in files.values()
         for image in content['images']
     }
     existing = {picture for picture in stated_paths if (folder.root / picture).is_file()}
-    for path, content, _ in files.values():
+    for path, content in files.values():
         lines += _find_pictures(folder, path, content, folders_of[path], existing)
     _join_categories([*contents.values()])
     names = [str(category['name']) for category in contents['train']['categories']]
@@ -108,7 +108,7 @@ def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile
         name = folder.only_file.name.replace('train', 'val', 1)
         others = [path for path in candidates if path.name == name != folder.only_file.name]
         paths = [folder.only_file, *others[:1]]
-        return {split: (path, *read_annotations(path, 'COCO')) for split, path in zip(SPLITS, paths)}, []
+        return {split: (path, read_annotations(path, 'COCO')) for split, path in zip(SPLITS, paths)}, []
     errors: dict[Optional[str], DataError] = {}
     by_split: dict[Optional[str], list[Path]] = {}
     contents = {}
@@ -130,7 +130,7 @@ def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
     for path in by_split.get('test', ()):
-        if not contents[path][0]['annotations']:  # as COCO's own files of test pictures
+        if not contents[path]['annotations']:  # as COCO's own files of test pictures
             lines.append(format_line('left out', f'{path}, a test without objects'))
             by_split['test'] = [other for other in by_split['test'] if other != path]
     train, val, test = assign_splits(by_split)
@@ -141,7 +141,7 @@ def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile
                 f'{folder.ann_root} has several annotation files for {phase}: {shown}; name one: --data FILE'
             )
     chosen = dict(zip(SPLITS, (train, val, test)))
-    return {split: (path, *contents[path]) for split, paths in chosen.items() for path in paths}, lines
+    return {split: (path, contents[path]) for split, paths in chosen.items() for path in paths}, lines
 
 
 def _add_sizes(folder: DataFolder, content: dict[str, Any]) -> Faults:
