@@ -1,7 +1,6 @@
 """Labels of pixels: values or colours of a user's files, and their classes."""
 
 import random
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -75,17 +74,20 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:
     colours = folder.read_labelmap()
     label_files = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(label_files[0]) is not None:
-        return _find_classes_by_colour(folder, pairs, colours)
-    counts, num_read = _count_values(folder, pairs, in_colours=False)
+        found = _find_values(folder, pairs, in_colours=True)
+        named = _index_colours(colours)
+        lines = [format_line('labels', 'colours of labelmap.txt'), *_describe_unused(named, found, len(pairs))]
+        return _number_classes(named, 'labelmap.txt', lines, in_colours=True)
+    found = _find_values(folder, pairs, in_colours=False)
     names, source = folder.read_class_names(sorted({file.parent for file in label_files}), may_have_gaps=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
     names = names and drop_ignored_mark(names)
-    lines: list[str] = []
-    if num_read < len(pairs):
-        lines.append(format_line('labels', f'of the values in {num_read} of {len(pairs)} files'))
-    values = sorted(set(counts) - {IGNORED_LABEL})
-    if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
+    lines = []
+    if len(pairs) > MAX_LABELS:
+        lines.append(format_line('labels', f'of the values in {MAX_LABELS} of {len(pairs)} files'))
+    values = sorted(found - {IGNORED_LABEL})
+    if found == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
         names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
         lines.append(format_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
     elif names is None:
@@ -103,17 +105,7 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
         lines.append(format_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    return _number_classes(names, source, [*lines, *_describe_unused(names, counts, num_read, len(pairs))])
-
-
-def _find_classes_by_colour(
-    folder: DataFolder, pairs: dict[Path, Path], colours: Mapping[str, Optional[int]]
-) -> LabelClasses:
-    counts, num_read = _count_values(folder, pairs, in_colours=True)
-    names = _index_colours(colours)
-    unused = _describe_unused(names, counts, num_read, len(pairs))
-    lines = [format_line('labels', 'colours of labelmap.txt'), *unused]
-    return _number_classes(names, 'labelmap.txt', lines, in_colours=True)
+    return _number_classes(names, source, [*lines, *_describe_unused(names, found, len(pairs))])
 
 
 def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
@@ -127,10 +119,10 @@ def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
     return names
 
 
-def _describe_unused(names: Mapping[int, str], counts: Collection[int], num_read: int, num_files: int) -> list[str]:
+def _describe_unused(names: Mapping[int, str], found: Collection[int], num_files: int) -> list[str]:
     """Return the line of the summary on classes without pixels in the files that were read; no line without any."""
-    unused = [name for value, name in names.items() if value not in counts and not _is_void(name)]
-    read = ' in the files that were read' if num_read < num_files else ''
+    unused = [name for value, name in names.items() if value not in found and not _is_void(name)]
+    read = ' in the files that were read' if num_files > MAX_LABELS else ''
     return [format_line('warning', f'no pixel of the classes {list_first(unused)}{read}')] if unused else []
 
 
@@ -169,14 +161,14 @@ def _is_void(name: str) -> bool:
     return name.lower().strip('_') in VOID_NAMES
 
 
-def _count_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool) -> tuple[Counter[int], int]:
-    """Return the number of files with each value or colour, and the number of read files.
+def _find_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool) -> set[int]:
+    """Return the values or colours of the labels, at most of `MAX_LABELS` files.
 
     Raises:
         DataError: if a file cannot be read or, without `in_colours`, has colours or another size than the picture.
     """
     drawn = sorted(random.Random(0).sample(list(pairs), min(len(pairs), MAX_LABELS)))
-    counts: Counter[int] = Counter()
+    found: set[int] = set()
     for picture in drawn:
         try:
             size = read_picture_size(folder.root / picture)
@@ -184,5 +176,5 @@ def _count_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool)
             continue
         path = folder.ann_root / pairs[picture]
         values = read_colours(path) if in_colours else read_label(path, ANY_VALUE, size)
-        counts.update([] if values is None else np.unique(values).tolist())
-    return counts, len(drawn)
+        found.update([] if values is None else np.unique(values).tolist())
+    return found
