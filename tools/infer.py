@@ -17,8 +17,7 @@ DIR is a folder of tools/export.py. An input is a picture, a video, a folder or 
   D/features/NAME.npz  with --save-features: the maps of the backbone
 
 To limit memory, a picture above --max-pixels is reduced for the model and the overlay, with a line in the log. Boxes,
-masks and labels are in pixels of the full picture. tools/infer_tiles.py takes a picture of any size, and runs for
---tile N.
+masks and labels are in pixels of the full picture. tools/infer_tiles.py takes a picture of any size.
 
 --shard I/N runs every Nth input from number I on, for arrays of jobs. The outputs are in D/I-of-N.
 
@@ -75,11 +74,6 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> int:
-    if any(word.partition('=')[0] == '--tile' for word in sys.argv):  # before parsing: infer_tiles has other arguments
-        import infer_tiles  # beside this file
-
-        infer_tiles.main()
-        return 0
     args = parse_args()
     from swin_backbone.workbench.data.media import find_media
     from swin_backbone.workbench.predict.inference import Inference
