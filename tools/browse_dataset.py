@@ -41,8 +41,6 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.not_show and not args.output_dir:
         parser.error('--not-show without --output-dir does nothing')
-    if args.not_show:
-        parser.refuse(args, ('show_interval',), 'is not used with --not-show')
     return args
 
 

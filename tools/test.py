@@ -43,8 +43,6 @@ def parse_args() -> argparse.Namespace:
         parser.error('give CONFIG CKPT, or CONFIG --weights W')
     if args.out is None:
         parser.refuse(args, ('first_label',), 'takes --out')
-    if not args.show:
-        parser.refuse(args, ('wait_time',), 'takes --show')
     return args
 
 

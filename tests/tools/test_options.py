@@ -83,9 +83,7 @@ def test_options_that_a_kind_of_model_does_not_use_are_named():
 
 @pytest.mark.parametrize(('words', 'message'), [
     ('test a.py b.pth --first-label 1', '--first-label 1 takes --out'),
-    ('test a.py b.pth --wait-time 1', '--wait-time 1.0 takes --show'),
     ('export a.py b.pth --out-dir c --part neck --score-thr 0.5', '--score-thr 0.5 takes --part model'),
-    ('browse_dataset a.py --not-show --output-dir c --show-interval 1', '--show-interval 1.0 is not used'),
 ])  # fmt: skip
 def test_an_option_without_the_option_that_uses_it_is_refused(words, message):
     name, *arguments = words.split()
