@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -102,13 +101,9 @@ class ResultsWriter:
             for folder, suffix in suffix_of.items():
                 path = self._make_path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
-        check = partial(
-            check_outputs, *paths, inputs=[*read_files, *(medium.path for medium in media)], overwrite=overwrite
-        )
-        check()
         make_folder(self.out_dir)
         with lock_folder(self.out_dir, 'writes to'):
-            check()  # another process may have ended in between
+            check_outputs(*paths, inputs=[*read_files, *(medium.path for medium in media)], overwrite=overwrite)
             for folder in ('overlays', *suffix_of):
                 claim_folder(self.out_dir / folder, overwrite=True)
             try:
