@@ -10,7 +10,6 @@ from .detection import Array
 from .thumbnails import reduce
 
 KEPT_SIDE = 280  # pixels of a kept label map
-DEFAULT_IGNORED = 255  # label of pixels that are not counted, unless the evaluator has another
 WORST = 24  # pictures with a thumbnail
 
 
@@ -27,7 +26,7 @@ class PixelCounts:
             to `KEPT_SIDE` pixels.
     """
 
-    def __init__(self, classes: Sequence[str], ignored: int = DEFAULT_IGNORED):
+    def __init__(self, classes: Sequence[str], ignored: int):
         self.classes, self.ignored = classes, ignored
         self.counts = np.zeros((len(classes), len(classes)), np.int64)  # (labels, predictions)
         self.pictures: list[dict[str, Any]] = []

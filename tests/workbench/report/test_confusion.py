@@ -14,7 +14,7 @@ def test_iou_and_accuracy_are_those_of_mmseg(monkeypatch):
     evaluation = pytest.importorskip('mmseg.evaluation', reason='mmseg is not installed')
     monkeypatch.setattr(confusion, 'WORST', 2)
     monkeypatch.setattr(confusion, 'KEPT_SIDE', 20)
-    rng, counts, metric = np.random.default_rng(0), PixelCounts(CLASSES), evaluation.IoUMetric()
+    rng, counts, metric = np.random.default_rng(0), PixelCounts(CLASSES, 255), evaluation.IoUMetric()
     metric.dataset_meta = dict(classes=CLASSES)
     for index in (5, 0, 1, 2, 3, 4):
         label = rng.integers(0, 3, (30 + index, 40), np.uint8)
@@ -33,7 +33,7 @@ def test_iou_and_accuracy_are_those_of_mmseg(monkeypatch):
 
 
 def test_pictures_without_labels_have_no_means():
-    counts = PixelCounts(CLASSES)
+    counts = PixelCounts(CLASSES, 255)
     counts.add('0.png', np.full((3, 4), 255, np.uint8), np.zeros((3, 4), np.int64))
     assert counts.summarize()['overall'] == dict(mIoU=None, mAcc=None, aAcc=None)
 

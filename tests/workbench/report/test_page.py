@@ -32,7 +32,7 @@ def of_boxes(files):
 
 
 def of_pixels(files):
-    counts, label = PixelCounts([ODD, 'road']), np.zeros((20, 30), np.uint8)
+    counts, label = PixelCounts([ODD, 'road'], 255), np.zeros((20, 30), np.uint8)
     label[:10] = 255
     counts.add(files[1], label, (label == 0).astype(np.uint8))
     picture = draw_labels(files[1], *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)

@@ -30,9 +30,7 @@ class Box(NamedTuple):
     is_ignored: bool = False
 
 
-def make_box(
-    category: str, points: ArrayLike, size: tuple[int, int], is_rectangle: bool = False, is_ignored: bool = False
-) -> Box:
+def make_box(category: str, points: ArrayLike, size: tuple[int, int], is_rectangle: bool = False) -> Box:
     """Return the object inside an outline, points (N, 2) in pixels, which is cut at the picture's edges.
 
     Raises:
@@ -45,7 +43,7 @@ def make_box(
     low, high = (around.min(0), around.max(0)) if len(around) else np.zeros((2, 2))
     x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
     mask = [outline.ravel().round(3).tolist()] if len(outline) > 2 else []
-    return Box(category, (x, y, w, h), mask, is_rectangle, is_ignored)
+    return Box(category, (x, y, w, h), mask, is_rectangle)
 
 
 def cut_outline(points: NDArray[Any], size: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:

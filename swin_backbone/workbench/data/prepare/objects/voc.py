@@ -105,7 +105,7 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
         degrees = parse_angle(attributes.get('rotation'))  # CVAT does not turn the box
         outline = find_corners(left - 1, top - 1, right - 1, bottom - 1, degrees)
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
-        boxes.append(make_box(name, outline, size, is_rectangle=True, is_ignored=is_difficult))
+        boxes.append(make_box(name, outline, size, is_rectangle=True)._replace(is_ignored=is_difficult))
     return size, boxes
 
 

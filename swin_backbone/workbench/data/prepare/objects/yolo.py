@@ -255,7 +255,7 @@ def _is_box(values: Sequence[float]) -> bool:
 
 
 def read_yolo(
-    file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int = 0, has_tracks: bool = False
+    file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int, has_tracks: bool
 ) -> list[Box]:
     """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
 
