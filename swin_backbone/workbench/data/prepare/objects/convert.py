@@ -33,23 +33,22 @@ def convert_objects(
     layout: str,
     files: Mapping[Path, Optional[Source]],
     lists: SplitLists,
-    read: Callable[[Source, tuple[int, int]], tuple[tuple[int, int], list[Box]]],
+    read: Callable[[Source, tuple[int, int], Faults], tuple[tuple[int, int], list[Box]]],
     name_classes: Callable[[set[str]], Sequence[str]],
-    left_out: Optional[Faults] = None,
 ) -> Records:
     """Return the objects of all pictures.
 
     Args:
         files: the annotations of each picture, which errors print; None for a picture without objects.
         lists: see `split_pictures`.
-        read: returns the size that a file states, and its boxes, by the size of its picture.
+        read: returns the size that a file states, and its boxes, by the size of its picture; adds the shapes that it
+            leaves out to the last argument.
         name_classes: returns the names of all classes, from the class names of the objects.
-        left_out: what `read` leaves out, for the summary. Objects outside of their picture are added.
 
     Raises:
         DataError: if a picture cannot be read, there are no objects, or an object has an unknown class.
     """
-    left_out = Faults() if left_out is None else left_out
+    left_out = Faults()
     pictures: dict[Path, list[AnnotatedImage]] = {}
     owners: dict[str, str] = {}  # a file of each class
     for picture, file in files.items():
@@ -60,7 +59,7 @@ def convert_objects(
                 raise DataError(f'{error}{SKIP_HINT}') from error
             left_out.add(UNREADABLE, str(error))
             continue
-        size, boxes = (size, []) if file is None else read(file, size)
+        size, boxes = (size, []) if file is None else read(file, size, left_out)
         whole = [box for box in boxes if 0 not in box.bbox[2:]]
         if len(whole) < len(boxes):
             left_out.add(NO_AREA, str(file), len(boxes) - len(whole))

@@ -59,15 +59,13 @@ def read(folder: DataFolder) -> Records:
             if split := find_split(Path(subset)):
                 lists.setdefault(split, []).append(picture)
     numbered, source = folder.read_class_names()
-    faults = Faults()
     records = convert_objects(
         folder,
         'CVAT for images',
         annotations,
         SplitLists(lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
-        read=lambda found, size: read_cvat(found, size, faults),
+        read=read_cvat,
         name_classes=lambda used: list(numbered.values() if numbered else names) or sorted(used),
-        left_out=faults,
     )
     records.lines.extend(format_left_out('pictures without an entry', {*pictures} - annotations.keys()))
     records.lines.append(format_line('', f'from {source or "the labels of the XML"}'))
@@ -75,13 +73,13 @@ def read(folder: DataFolder) -> Records:
 
 
 def read_cvat(
-    annotations: PictureAnnotations, size: tuple[int, int], faults: Faults
+    annotations: PictureAnnotations, size: tuple[int, int], left_out: Faults
 ) -> tuple[tuple[int, int], list[Box]]:
     """Return size and objects of an `image` element. Shapes with the same label and group_id are parts of an object.
 
     Args:
         size: height and width of the picture, for an element without a size.
-        faults: receives the shapes without an area.
+        left_out: receives the shapes without an area.
 
     Raises:
         DataError: with file, picture and element.
@@ -92,7 +90,7 @@ def read_cvat(
     for index, shape in enumerate(image):
         key = f'{annotations}: {shape.tag} {index}'
         if shape.tag not in ELEMENT_FORMS:
-            faults.add(f'elements <{shape.tag}>', str(annotations))
+            left_out.add(f'elements <{shape.tag}>', str(annotations))
             continue
         if not shape.get('label'):
             raise DataError(f'{key} has no label')

@@ -49,7 +49,6 @@ def read(folder: DataFolder) -> Records:
         content.pop('imageData', None)  # megabytes
         annotations[picture] = PictureAnnotations(str(file), content)
     numbered, source = folder.read_class_names()
-    faults = Faults()
 
     def name_classes(used: set[str]) -> list[str]:
         return [name for name in (numbered or {}).values() if name in used or name not in LABELME_MARKS] or sorted(used)
@@ -59,9 +58,8 @@ def read(folder: DataFolder) -> Records:
         'labelme JSON',
         annotations,
         read_split_lists(folder, pictures),
-        read=lambda found, size: read_labelme(found, size, faults),
+        read=read_labelme,
         name_classes=name_classes,
-        left_out=faults,
     )
     records.lines.extend(format_left_out('pictures without a JSON file', {*pictures} - annotations.keys()))
     records.lines.extend(format_left_out('other JSON files', {*folder.find_by_suffix('.json')} - {*files}))
@@ -104,13 +102,13 @@ def _find_picture(
 
 
 def read_labelme(
-    annotations: PictureAnnotations, size: tuple[int, int], faults: Faults
+    annotations: PictureAnnotations, size: tuple[int, int], left_out: Faults
 ) -> tuple[tuple[int, int], list[Box]]:
     """Return size and objects of a picture. Shapes with the same label and group_id are parts of an object.
 
     Args:
         size: height and width of the picture, for a file without a size.
-        faults: receives the shapes without an area.
+        left_out: receives the shapes without an area.
 
     Raises:
         DataError: with file and key.
@@ -124,7 +122,7 @@ def read_labelme(
             raise DataError(f'{key} takes an object, got {shape!r:.80}')
         shape_type = shape.get('shape_type') or 'polygon'
         if shape_type not in SHAPE_FORMS:
-            faults.add(f'shapes of the type {shape_type!r}', str(annotations))
+            left_out.add(f'shapes of the type {shape_type!r}', str(annotations))
             continue
         name = str(shape.get('label') or '').strip()
         if not name:

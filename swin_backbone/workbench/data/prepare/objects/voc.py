@@ -9,6 +9,7 @@ from typing import Optional
 from xml.etree import ElementTree
 
 from .....checks import DataError
+from .....openmmlab.errors import Faults
 from ....configs.text_files import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, format_left_out, format_line
 from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
@@ -71,7 +72,7 @@ def _find_picture(
     return pictures[0]
 
 
-def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[Box]]:
+def read_voc(file: Path, size: tuple[int, int], _: Faults) -> tuple[tuple[int, int], list[Box]]:
     """Return size and boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
 
     Args:

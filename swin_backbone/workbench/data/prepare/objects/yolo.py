@@ -71,7 +71,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         'YOLO',
         files,
         by_lists,
-        read=lambda file, size: (size, read_yolo(file, size, names, points, has_tracks)),
+        read=lambda file, size, _: (size, read_yolo(file, size, names, points, has_tracks)),
         name_classes=lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )
     without = [picture for picture, file in files.items() if file is None]
@@ -117,11 +117,7 @@ def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
 
 
 def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
-    """Return the text file, or None, for each picture.
-
-    Raises:
-        DataError: if two pictures share a text file.
-    """
+    """Return the text file, or None, for each picture."""
 
     def make_key(path: Path) -> tuple[str, ...]:  # Images/ and labels/ are written in any case
         return (*(part.lower() for part in path.parent.parts), path.stem)
@@ -158,11 +154,7 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
 
 
 def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[Lists, list[str]]:
-    """Return the pictures of train, val and test of a data.yaml, and lines of the summary.
-
-    Raises:
-        DataError: if `path:` is another folder, or `train` names no picture.
-    """
+    """Return the pictures of train, val and test of a data.yaml, and lines of the summary."""
     base = yaml_path.parent
     stated = settings.get('path')
     path = base / str(stated or '')
