@@ -153,8 +153,8 @@ def _record(
     return x_BHWC, windows
 
 
-def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int, image: int = 0) -> list[Tensor]:
-    """Return the share of each input token in a token after 1, 2, ... blocks of a stage: (H, W) for each block.
+def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int) -> list[Tensor]:
+    """Return the share of each input token in one of the first image after 1, 2, ... blocks of a stage: (H, W) each.
 
     Attention rollout over the first blocks; see `AttentionMap.pull_back`.
 
@@ -166,10 +166,10 @@ def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int, image: int = 
     fields = []
     for count in range(1, len(maps) + 1):
         share_BHW = maps[0].weights_LhNN.new_zeros(maps[0].batch, *maps[0].size)
-        share_BHW.view(-1)[maps[0].number_of(y, x, image)] = 1
+        share_BHW.view(-1)[maps[0].number_of(y, x)] = 1
         for attention in reversed(maps[:count]):
             share_BHW = attention.pull_back(share_BHW)
-        fields.append(share_BHW[image])
+        fields.append(share_BHW[0])
     return fields
 
 
