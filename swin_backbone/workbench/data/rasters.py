@@ -284,11 +284,7 @@ def open_gdal(
 
 @contextmanager
 def _run_gdal(name: str) -> Iterator[None]:
-    """Run GDAL with a small cache.
-
-    Raises:
-        OSError: for any error of GDAL; the message starts with `name`.
-    """
+    """Run GDAL with a small cache. Any error of GDAL is an OSError that begins with `name`."""
     import rasterio
 
     try:

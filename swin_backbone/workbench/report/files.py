@@ -115,11 +115,7 @@ def _check_each(path: Path, items: Iterable[Any], check: Callable[..., object], 
 
 
 def _all_have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Return whether the objects of a file have a `bbox` or `segmentation`. [] counts as none.
-
-    Raises:
-        ValueError: if some have one, and others have none.
-    """
+    """Return whether the objects of a file have a `bbox` or `segmentation`. [] counts as none."""
     lacking = [item for item in items if item.get(key) in (None, [])]
     if 0 < len(lacking) < len(items):
         got = f'{len(lacking)} of {len(items)} have none, as {lacking[0]!r:.200}'
@@ -132,7 +128,7 @@ def _check_entry(item: Mapping[str, Any], name: str, ids: set[Any]) -> None:
     if item['id'] in ids:
         raise ValueError(f'another has the id {item["id"]!r}')
     if isinstance(item['id'], str) != isinstance(next(iter(ids), item['id']), str):
-        raise ValueError('ids are all numbers or all strings')  # COCOeval sorts them
+        raise ValueError('ids are all numbers or all strings')  # np.unique would make strings of all
     ids.add(item['id'])
     if not isinstance(item[name], str):
         raise ValueError(f'{name} takes a string, got {item[name]!r}')

@@ -53,7 +53,6 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
 
 
 def _make_link(file: str, folder: Path) -> str:
-    """Return the address of a picture."""
     try:
         return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))  # a name may be no UTF-8
     except ValueError:  # another drive of Windows

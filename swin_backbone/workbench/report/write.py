@@ -90,7 +90,6 @@ def write_report(
 
 
 def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> Report:
-    """Return the report on a detector."""
     evaluations = read_evaluations(labels, results)
     names = list_tested_pictures(evaluations[-1].truth)
     files = dict(zip(names, find_pictures(pictures, names.values())))
@@ -101,7 +100,6 @@ def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _clas
 def _report_pixels(
     labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], read: Read
 ) -> Report:
-    """Return the report on a segmentor."""
     counts, palette = count_label_pixels(labels, results, classes)
     report = counts.summarize()
     files = find_pictures(pictures, [row['file'] for row in report['pictures']])
@@ -116,7 +114,6 @@ def _report_pixels(
 
 
 def _report_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> Report:
-    """Return the report on a classifier."""
     names, labels_N, scores_NK, classes = read_scores(labels, results)
     report = report_classification([*find_pictures(pictures, names)], labels_N, scores_NK, classes)
     drawn = [draw(row['file'], read) for row in track(report['pictures'][:WORST], 'drawing')]

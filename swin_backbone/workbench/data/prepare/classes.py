@@ -78,11 +78,7 @@ def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], ClassOfPictur
 
 
 def _read_lists(folder: DataFolder) -> dict[str, dict[Path, int]]:
-    """Return the numbers of pictures by split, of lists with a name and a number in each line.
-
-    Raises:
-        DataError: if a name is that of no picture, or of several.
-    """
+    """Return the numbers of pictures by split, of lists with a name and a number in each line."""
     tails = index_tails(folder.pictures)
     lists: dict[str, dict[Path, int]] = {}
     for path in folder.find_by_suffix('.txt'):

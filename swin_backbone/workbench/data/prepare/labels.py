@@ -66,11 +66,7 @@ def read(folder: DataFolder) -> Optional[Records]:
 
 
 def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:
-    """Return the classes of labels by their colours or names or, without names, by their values.
-
-    Raises:
-        DataError: if a value or colour has no name, values without names do not count from 0, or there are too many.
-    """
+    """Return the classes of labels by their colours or names or, without names, by their values."""
     colours = folder.read_labelmap()
     label_files = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(label_files[0]) is not None:
@@ -132,9 +128,6 @@ def _number_classes(names: dict[int, str], source: str, lines: list[str], in_col
     Args:
         names: by value, or by colour.
         lines: lines of the summary so far.
-
-    Raises:
-        DataError: if there are too many classes, or none.
     """
     ignored = VOC_BORDER if in_colours else IGNORED_LABEL
     void = [value for value, name in names.items() if _is_void(name)]
@@ -162,11 +155,7 @@ def _is_void(name: str) -> bool:
 
 
 def _find_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool) -> set[int]:
-    """Return the values or colours of the labels, at most of `MAX_LABELS` files.
-
-    Raises:
-        DataError: if a file cannot be read or, without `in_colours`, has colours or another size than the picture.
-    """
+    """Return the values or colours of the labels, at most of `MAX_LABELS` files."""
     drawn = sorted(random.Random(0).sample(list(pairs), min(len(pairs), MAX_LABELS)))
     found: set[int] = set()
     for picture in drawn:
