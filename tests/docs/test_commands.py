@@ -9,9 +9,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import ROOT, edited_json
 from helpers.in_process import error_of, run_well
-from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import SIZE, detection, make_own_data, segmentation
 from PIL import Image
 from test_site import FENCE, commands
 
@@ -73,10 +73,9 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp('work')
     own = make_own_data(folder / 'own')
     for split in ('train', 'val'):
-        coco = read_coco(own, split)
-        for one in coco['annotations']:
-            one['category_id'] = 3  # the pictures show no difference between the classes
-        write_coco(own, split, coco)
+        with edited_json(own / f'{split}.json') as coco:
+            for one in coco['annotations']:
+                one['category_id'] = 3  # the pictures show no difference between the classes
     (folder / 'pictures').symlink_to(own / 'images' / 'val')
     (folder / 'configs').symlink_to(ROOT / 'configs')
     picture = cv2.imread(str(own / 'images' / 'val' / '0.png'))

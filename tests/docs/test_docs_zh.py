@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from test_site import FENCE
+from test_site import FENCE, anchors
 
 TWINS = ROOT / 'docs' / 'zh_cn'
 CHINESE = {
@@ -87,16 +87,6 @@ def test_tables_have_the_same_rows_columns_names_and_numbers(english):
 def test_the_same_names_stand_in_each_section(english):
     for heading, part, own in pairs(english):
         assert names(FENCE.sub('', part)) == names(FENCE.sub('', own)), heading
-
-
-def anchor_of(heading):
-    """Return the anchor of a heading, as on GitHub and the site."""
-    plain = re.sub(r'[`*]|\[([^]]*)\]\([^)]*\)', r'\1', heading.lstrip('# '))
-    return re.sub(r'[^\w\- ]', '', plain.lower()).replace(' ', '-')
-
-
-def anchors(page):
-    return [anchor_of(part.partition('\n')[0]) for part in sections(page) if part.startswith('#')]
 
 
 def links(section, page):

@@ -38,10 +38,10 @@ def prose(page):
 
 @cache
 def anchors(page):
-    """Return the anchors of a page's headings, as on GitHub."""
+    """Return the anchors of a page's headings, as on GitHub and the site."""
     headings = re.findall(r'^#+ (.+)$', prose(page), re.M)
     plain = [re.sub(r'[`*]|\[([^]]*)\]\([^)]*\)', r'\1', heading) for heading in headings]
-    return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in plain}
+    return [re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in plain]
 
 
 @pytest.mark.parametrize('page', [*PAGES, *CHINESE], ids=lambda page: f'{page.parent.name}/{page.name}')

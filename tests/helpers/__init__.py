@@ -1,8 +1,10 @@
 """Helpers of several test files. `pythonpath` in pyproject.toml makes the helpers importable."""
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,3 +28,11 @@ def run_python(*words, status=0, folder=ROOT, path=ROOT, **variables):
     )  # fmt: skip
     assert status in (None, process.returncode), process.stdout[-3000:] + process.stderr[-3000:]
     return process
+
+
+@contextmanager
+def edited_json(path):
+    """Yield the content of a JSON file, and write the file with its changes."""
+    content = json.loads(path.read_text())
+    yield content
+    path.write_text(json.dumps(content))

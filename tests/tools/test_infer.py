@@ -117,27 +117,24 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
         assert any(a['bbox'] == pytest.approx(bbox, abs=0.01) for bbox in of_picture)
 
 
-def test_a_video_is_left_out_from_a_frame_that_cannot_be_written():
+def test_a_video_is_left_out_from_a_frame_that_cannot_be_written(tmp_path):
     """Two frames of a batch: the second is not written, and the line stands once."""
-    lines, written = [], []
+    written = []
 
     def write(frame, *_):
         written.append(frame.number)
         raise ValueError('no space for it')
 
-    console = SimpleNamespace(print=lambda text, **_: lines.append(text))
-    progress = SimpleNamespace(console=console, advance=lambda *_: None)
-    predictor = SimpleNamespace(predict=lambda inputs: inputs)
+    results, inference, lines = inference_of(tmp_path, predict=lambda inputs: inputs)
+    results.write, inference.task = write, 0
     medium = media.Medium(Path('clip.mp4'), 'clip', True)
-    inference = Inference(predictor, SimpleNamespace(write=write, video=None), progress, 10**6, 2, False)
-    inference.task = 0
     frames = [media.Frame(medium, number, np.zeros((2, 3, 3), np.uint8), (2, 3)) for number in range(2)]
     inference.predict_and_write([LoadedFrame(frame, {}) for frame in frames])
     assert written == [0]
     assert lines == ['skipped: clip.mp4: its predictions cannot be drawn or written: no space for it']
 
 
-def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
+def test_frames_before_one_that_cannot_be_read_are_predicted(tmp_path, monkeypatch):
     """The last frames of a batch were left out with a video that is cut off, and a failed one counted as unreadable."""
     medium, bad = (media.Medium(Path(name), name, True) for name in ('clip.mp4', 'bad.mp4'))
 
@@ -153,12 +150,9 @@ def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
 
     monkeypatch.setattr('swin_backbone.workbench.predict.inference.read_frames', read)
     monkeypatch.setattr('swin_backbone.workbench.predict.inference.count_frames', lambda _: 3)
-    lines, written = [], []
-    console = SimpleNamespace(print=lambda text, **_: lines.append(text))
-    progress = SimpleNamespace(console=console, **dict.fromkeys(('add_task', 'update', 'advance'), lambda *_, **__: 0))
-    predictor = SimpleNamespace(read_pixels=None, preprocess=lambda frame: frame, predict=predict)
-    results = SimpleNamespace(write=lambda frame, *_: written.append(frame.name), video=None)
-    inference = Inference(predictor, results, progress, 10**6, 2, False)
+    written = []
+    results, inference, lines = inference_of(tmp_path, preprocess=lambda frame: frame, predict=predict)
+    results.write = lambda frame, *_: written.append(frame.name)
     inference.run([medium, bad])
     assert written == ['clip.mp4/000000', 'clip.mp4/000001', 'clip.mp4/000002', 'bad.mp4/000000']
     assert (inference.unreadable, inference.failed) == ({medium}, {bad: 1})
@@ -343,10 +337,7 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
 
 
 def test_a_picture_whose_files_cannot_be_written_is_in_no_table(tmp_path):
-    predictor = SimpleNamespace(
-        scope='mmdet', model=None, meta=dict(classes=('a',)), draw=lambda frame, *_: frame.pixels
-    )
-    results = ResultsWriter(tmp_path, predictor, 0.3)
+    results, *_ = inference_of(tmp_path)
     (tmp_path / 'overlays').write_text('in the way')
     medium = media.Medium(tmp_path / 'a.png', 'a', False)
     with pytest.raises(OSError, match='overlays'):

@@ -10,10 +10,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers import edited_json
 from helpers.in_process import error_of, run_well
 from helpers.kernels import count_blocks
 from helpers.openmmlab.jobs import load_config
-from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation
 from helpers.openmmlab.random_models import DETECTION, save_random_model
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
@@ -37,10 +38,9 @@ from swin_backbone.workbench.runner.prediction_outputs import write_coco_results
 def detector(tmp_path_factory):
     """Words of a command line for a detector, its data with pictures of two shapes, and a random checkpoint."""
     root = make_own_data(tmp_path_factory.mktemp('own'))
-    coco = read_coco(root, 'val')
-    coco['images'][1]['height'] = 36
+    with edited_json(root / 'val.json') as coco:
+        coco['images'][1]['height'] = 36
     cv2.imwrite(str(root / 'images' / 'val' / '1.png'), cv2.imread(str(root / 'images' / 'val' / '1.png'))[:36])
-    write_coco(root, 'val', coco)
     config, _, *options = map(str, detection(root))
     checkpoint = save_random_model(load_config(config, None, parse_options(options), 'none'), root)
     return root, checkpoint, [config, checkpoint, '--cfg-options', *options]

@@ -6,6 +6,7 @@ import logging
 import cv2
 import numpy as np
 import torch
+from mmdet.utils import register_all_modules
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
@@ -89,17 +90,20 @@ def good_coco():
     )  # fmt: skip
 
 
-def make_data(root, coco):
-    (root / 'images').mkdir(parents=True)
+def make_data(root, change):
+    """Write data with a change to `good_coco()`, and return the config of a detector on them."""
+    coco = good_coco()
+    change(coco)
+    (root / 'images').mkdir(parents=True, exist_ok=True)
     for i in range(2):
         cv2.imwrite(str(root / 'images' / f'{i}.png'), np.full((SIDE, SIDE, 3), 99, np.uint8))
-    path = root / 'coco.json'
-    path.write_text(json.dumps(coco))
-    return path
+    (root / 'coco.json').write_text(json.dumps(coco))
+    return config(root)
 
 
 def config(root):
     """Return the config of a detector's data, with masks for training and test."""
+    register_all_modules()
     dataset = dict(
         type='CocoDataset', data_root=str(root), ann_file='coco.json', data_prefix=dict(img='images'),
         metainfo=dict(classes=('nut', 'bolt')), serialize_data=False,  # serialization takes half a second

@@ -12,24 +12,18 @@ from PIL import Image
 from .layouts import LAYOUTS, NAMES, scenes, to_coco, to_labels, to_voc, to_yolo, voc, write, write_lists, write_picture
 
 COLOURS = {'background': (0, 0, 0), 'nut': (250, 50, 83), 'bolt': (51, 221, 255)}
-SPLITS = ('train', 'val')
-
-
-def _all(train='train', val='val'):
-    """Return (folder of the split, name, picture, boxes) of all scenes."""
-    return [(folder, *scene) for split, folder in zip(SPLITS, (train, val)) for scene in scenes(split)]
 
 
 def _names(*folders):
     """Return the names of all scenes by the folders of their splits."""
     names = {}
-    for folder, name, *_ in _all(*folders):
+    for folder, name, *_ in scenes(*folders):
         names.setdefault(folder, []).append(name)
     return names
 
 
 def _write_pictures(folder, prefix=''):
-    for _, name, picture, _ in _all():
+    for _, name, picture, _ in scenes():
         write_picture(folder, f'{prefix}{name}', picture)
 
 
@@ -41,7 +35,7 @@ def _labelmap(root):
 def cvat_coco(root, subsets=('default', 'default')):
     """COCO 1.0."""
     files = {}
-    for subset, name, picture, boxes in _all(*subsets):
+    for subset, name, picture, boxes in scenes(*subsets):
         write_picture(root / 'images' / subset, name, picture)
         files.setdefault(subset, []).append((f'{name}.jpg', boxes))
     for subset, pictures in files.items():
@@ -51,7 +45,7 @@ def cvat_coco(root, subsets=('default', 'default')):
 
 def cvat_voc(root, subsets=('default', 'default')):
     """PASCAL VOC 1.1."""
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'JPEGImages', name, picture)
         write(root / 'Annotations' / f'{name}.xml', to_voc(name, boxes))
     for subset, names in _names(*subsets).items():
@@ -62,17 +56,17 @@ def cvat_voc(root, subsets=('default', 'default')):
 
 def cvat_yolo(root):
     """YOLO 1.1, of darknet."""
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'obj_train_data', name, picture)
         write(root / 'obj_train_data' / f'{name}.txt', to_yolo(boxes))
-    write_lists(root, dict(train=[f'data/obj_train_data/{name}' for _, name, *_ in _all()]), '.jpg')
+    write_lists(root, dict(train=[f'data/obj_train_data/{name}' for _, name, *_ in scenes()]), '.jpg')
     write(root / 'obj.names', 'nut\nbolt\n')
     write(root / 'obj.data', 'classes = 2\nnames = data/obj.names\ntrain = data/train.txt\nbackup = backup/\n')
 
 
 def cvat_ultralytics(root):
     """Ultralytics YOLO Detection 1.0: paths in lists begin with data/."""
-    for split, name, picture, boxes in _all():
+    for split, name, picture, boxes in scenes():
         write_picture(root / 'images' / split, name, picture)
         write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes))
     for split, names in _names().items():
@@ -82,7 +76,7 @@ def cvat_ultralytics(root):
 
 def cvat_masks(root, subsets=('default', 'default')):
     """Segmentation mask 1.1: colours of labelmap.txt, and a second folder of masks by object."""
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'JPEGImages', name, picture)
         colours = np.array(list(COLOURS.values()), np.uint8)[to_labels(boxes)][..., ::-1]
         for folder in ('SegmentationClass', 'SegmentationObject'):
@@ -94,7 +88,7 @@ def cvat_masks(root, subsets=('default', 'default')):
 def label_studio_coco(root, folder='images/', prefix='8ab1-', **size):
     """Count all ids from 0."""
     _write_pictures(root / 'images', prefix)
-    pictures = [(f'{folder}{prefix or "0123abcd-"}{name}.jpg', boxes) for _, name, _, boxes in _all()]
+    pictures = [(f'{folder}{prefix or "0123abcd-"}{name}.jpg', boxes) for _, name, _, boxes in scenes()]
     data = to_coco(pictures, 0, 0, (0, 1), ignore=0)
     for image in data['images']:
         image.update(size)
@@ -102,7 +96,7 @@ def label_studio_coco(root, folder='images/', prefix='8ab1-', **size):
 
 
 def label_studio_yolo(root):
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'images', f'8ab1-{name}', picture)
         write(root / 'labels' / f'8ab1-{name}.txt', to_yolo(boxes))
     write(root / 'classes.txt', 'nut\nbolt\n')
@@ -110,7 +104,7 @@ def label_studio_yolo(root):
 
 
 def label_studio_voc(root):
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'images', f'8ab1-{name}', picture)
         write(root / 'Annotations' / f'8ab1-{name}.xml', to_voc(f'8ab1-{name}', boxes))
 
@@ -127,7 +121,7 @@ def cvat_images(root, subsets=('default', 'default'), shape=None):
         return f'<box label="{name}" xtl="{x}" ytl="{y}" xbr="{x + side}" ybr="{y + side}" occluded="0" z_order="0"/>'
 
     images = ''
-    for number, (subset, name, picture, boxes) in enumerate(_all(*subsets)):
+    for number, (subset, name, picture, boxes) in enumerate(scenes(*subsets)):
         write_picture(root / 'images' / subset, name, picture)
         shapes = ''.join((shape or box)(x, y, side, NAMES[kind]) for x, y, side, kind in boxes)
         images += (f'<image id="{number}" name="{name}.jpg" subset="{subset}" width="64" height="64">'
@@ -174,7 +168,7 @@ def via_csv(root):
 
 def labelme(root, shape=None, image_path='{}.jpg', folder='.', **more):
     """A JSON beside each picture, or in `folder`. `shape` writes the shape of a rectangle."""
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'images', name, picture)
         shapes = [dict(label=NAMES[kind], **(shape or labelme_rectangle)(x, y, side)) for x, y, side, kind in boxes]
         shapes.append(dict(label='edge', shape_type='line', points=[[1, 1], [9, 9]]))
@@ -204,16 +198,16 @@ def labelme_mask(x, y, side):
 
 def labelme_coco(root):
     """labelme2coco.py: pictures, and a folder of pictures with drawn labels."""
-    for _, name, picture, _ in _all():
+    for _, name, picture, _ in scenes():
         write_picture(root / 'JPEGImages', name, picture)
         write_picture(root / 'Visualization', name, picture)
     write(root / 'annotations.json',
-           to_coco([(f'JPEGImages/{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0, (0, 1)))  # fmt: skip
+           to_coco([(f'JPEGImages/{name}.jpg', boxes) for _, name, _, boxes in scenes()], 0, 0, (0, 1)))  # fmt: skip
 
 
 def labelme_voc(root):
     """labelme2voc.py."""
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root / 'JPEGImages', name, picture)
         write_picture(root / 'SegmentationClassPNG', name, to_labels(boxes), '.png')
         write_picture(root / 'SegmentationObjectPNG', name, to_labels(boxes), '.png')
@@ -225,7 +219,7 @@ def labelme_voc(root):
 
 def _roboflow():
     """Return all scenes with the folders of their splits and the names of augmented copies."""
-    return [(split, f'{name}_jpg.rf.0123456789abcdef', *more) for split, name, *more in _all('train', 'valid')]
+    return [(split, f'{name}_jpg.rf.0123456789abcdef', *more) for split, name, *more in scenes('train', 'valid')]
 
 
 def roboflow_coco(root, group='parts'):
@@ -272,7 +266,7 @@ def roboflow_masks(root):
 
 def via_coco(root):
     """Write ids of pictures: numbers in `images`, texts in `annotations`; and polygons without a list around."""
-    data = to_coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
+    data = to_coco([(f'{name}.jpg', boxes) for _, name, _, boxes in scenes()], 0, 0)
     for annotation in data['annotations']:
         annotation.update(image_id=str(annotation['image_id']), segmentation=annotation['segmentation'][0])
     _write_pictures(root)
@@ -281,7 +275,7 @@ def via_coco(root):
 
 def via_json(root):
     regions = {}
-    for _, name, picture, boxes in _all():
+    for _, name, picture, boxes in scenes():
         write_picture(root, name, picture)
         shapes = [dict(shape_attributes=dict(name='rect', x=x, y=y, width=side, height=side),
                        region_attributes=dict(name=NAMES[kind])) for x, y, side, kind in boxes]  # fmt: skip
@@ -292,7 +286,7 @@ def via_json(root):
 def voc_segmentation(root):
     """VOC 2012: a palette, 255 at borders, lists for segmentation and detection, and boxes."""
     voc(root)
-    for _, name, _, boxes in _all():
+    for _, name, _, boxes in scenes():
         labels = to_labels(boxes)
         labels[0] = 255
         image = Image.fromarray(labels, 'P')
@@ -318,7 +312,7 @@ VARIANTS = dict(
     labelme_windows=partial(labelme, folder='../labels', image_path='..\\images\\{}.jpg'),
     labelme_elsewhere=partial(labelme, image_path='C:\\Users\\me\\{}_old.jpg'),  # renamed with its JSON
     cvat_voc_subsets=partial(cvat_voc, subsets=('Train', 'Validation')),
-    cvat_masks_subsets=partial(cvat_masks, subsets=SPLITS),
+    cvat_masks_subsets=partial(cvat_masks, subsets=('train', 'val')),
     label_studio_coco_windows=partial(label_studio_coco, folder='images\\'),
     label_studio_coco_own_pictures=partial(label_studio_coco, prefix=''),
     label_studio_coco_no_sizes=partial(label_studio_coco, width=None, height=None),

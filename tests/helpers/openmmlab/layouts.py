@@ -11,7 +11,7 @@ COUNTS = {'train': 4, 'val': 2}
 NAMES = ['nut', 'bolt']
 
 
-def scenes(split):
+def scenes_of(split):
     """Yield (name, picture (H, W, 3), boxes (x, y, side, class)). A picture has a square of every class."""
     rng = np.random.default_rng(split == 'val')
     for index in range(COUNTS[split]):
@@ -20,6 +20,11 @@ def scenes(split):
         for x, y, side, kind in boxes:
             picture[y : y + side, x : x + side, kind] += 150
         yield f'{split}_{index}', picture, boxes
+
+
+def scenes(train='train', val='val'):
+    """Return (folder of the split, name, picture, boxes) of all scenes."""
+    return [(folder, *scene) for split, folder in zip(COUNTS, (train, val)) for scene in scenes_of(split)]
 
 
 def write_picture(root, name, picture, suffix='.jpg'):
@@ -88,10 +93,9 @@ def to_labels(boxes, value=lambda kind: kind + 1):
 def coco(root, split_folders=True):
     """Write images/{train,val} and annotations/instances_{train,val}.json, or a single file without `split_folders`."""
     files = {}
-    for split in COUNTS:
-        for name, picture, boxes in scenes(split):
-            write_picture(root / 'images' / (split if split_folders else ''), name, picture)
-            files.setdefault(f'instances_{split}' if split_folders else 'instances', []).append((f'{name}.jpg', boxes))
+    for split, name, picture, boxes in scenes():
+        write_picture(root / 'images' / (split if split_folders else ''), name, picture)
+        files.setdefault(f'instances_{split}' if split_folders else 'instances', []).append((f'{name}.jpg', boxes))
     for name, pictures in files.items():
         write(root / 'annotations' / f'{name}.json', to_coco(pictures, class_ids=(3, 7)))
     return root
@@ -99,10 +103,9 @@ def coco(root, split_folders=True):
 
 def yolo(root, outlines=False):
     """Write images/{train,val}, labels/{train,val} and data.yaml. With segmentation, outlines replace boxes."""
-    for split in COUNTS:
-        for name, picture, boxes in scenes(split):
-            write_picture(root / 'images' / split, name, picture)
-            write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes, outlines))
+    for split, name, picture, boxes in scenes():
+        write_picture(root / 'images' / split, name, picture)
+        write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes, outlines))
     write(root / 'data.yaml', 'path: .\ntrain: images/train\nval: images/val\nnames: {0: nut, 1: bolt}\n')
     return root
 
@@ -110,19 +113,18 @@ def yolo(root, outlines=False):
 def voc(root):
     """Write JPEGImages, Annotations, and ImageSets/Main/{train,val}.txt."""
     for split in COUNTS:
-        for name, picture, boxes in scenes(split):
+        for name, picture, boxes in scenes_of(split):
             write_picture(root / 'JPEGImages', name, picture)
             write(root / 'Annotations' / f'{name}.xml', to_voc(name, boxes))
-        write_lists(root / 'ImageSets' / 'Main', {split: [name for name, *_ in scenes(split)]})
+        write_lists(root / 'ImageSets' / 'Main', {split: [name for name, *_ in scenes_of(split)]})
     return root
 
 
 def labels(root, value=lambda kind: kind + 1):
     """Write img_dir/{train,val} and ann_dir/{train,val}: see `to_labels`."""
-    for split in COUNTS:
-        for name, picture, boxes in scenes(split):
-            write_picture(root / 'img_dir' / split, name, picture)
-            write_picture(root / 'ann_dir' / split, name, to_labels(boxes, value), '.png')
+    for split, name, picture, boxes in scenes():
+        write_picture(root / 'img_dir' / split, name, picture)
+        write_picture(root / 'ann_dir' / split, name, to_labels(boxes, value), '.png')
     write(root / 'classes.txt', 'ground\nnut\nbolt\n')
     return root
 
@@ -130,7 +132,7 @@ def labels(root, value=lambda kind: kind + 1):
 def classes(root):
     """Write {train,val}/{nut,bolt}: a picture has the class of one of its squares."""
     for split in COUNTS:
-        for index, (name, picture, boxes) in enumerate(scenes(split)):
+        for index, (name, picture, boxes) in enumerate(scenes_of(split)):
             write_picture(root / split / NAMES[boxes[index % 2][3]], name, picture)
     return root
 

@@ -5,9 +5,10 @@ import os
 import cv2
 import numpy as np
 import pytest
+from helpers import edited_json
 from helpers.in_process import run
 from helpers.openmmlab.jobs import build_runner, load_config
-from helpers.openmmlab.own_data import SIZE, detection, detection_of, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import SIZE, detection, detection_of, make_own_data, segmentation
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
@@ -228,9 +229,8 @@ def test_nothing_but_unreadable_pictures_ends_with_a_sentence(record_fault, own,
 
 
 def change_coco(root, split, change):
-    coco = read_coco(root, split)
-    change(coco)
-    write_coco(root, split, coco)
+    with edited_json(root / f'{split}.json') as coco:
+        change(coco)
 
 
 OBJECTS = {
@@ -287,10 +287,9 @@ def test_pictures_of_one_pixel_are_trained_and_tested_on(own, words, tmp_path):
     for split in ('train', 'val'):
         for path in (own / 'images' / split / '0.png', own / 'labels' / split / '0.png'):
             cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[:1, :1])
-        coco = read_coco(own, split)
-        coco['images'][0].update(height=1, width=1)
-        coco['annotations'][0].update(bbox=[0, 0, 1, 1], area=1, segmentation=[[0, 0, 1, 0, 1, 1]])
-        write_coco(own, split, coco)
+        with edited_json(own / f'{split}.json') as coco:
+            coco['images'][0].update(height=1, width=1)
+            coco['annotations'][0].update(bbox=[0, 0, 1, 1], area=1, segmentation=[[0, 0, 1, 0, 1, 1]])
     result = run('tools/train.py', *words(own), '--work-dir', tmp_path / 'work')
     assert result.returncode == 0, result.stderr[-3000:]
     assert 'loss: nan' not in log_of(tmp_path / 'work')

@@ -1,6 +1,5 @@
 """The tools never replace files of the user or their own inputs."""
 
-import json
 import os
 import shutil
 
@@ -8,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers import edited_json
 from helpers.in_process import ROOT, error_of, run, run_well
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import save_random_model
@@ -180,11 +180,10 @@ def test_pictures_of_one_name_share_no_label(record_fault, tmp_path, testing):
 def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
     """Of an exported model of one size, with a limit: each is named, the rest is done, and the exit status is 1."""
     model, data, out = exported(tmp_path / 'model'), tmp_path / 'data', tmp_path / 'out'
-    info = json.loads((model / 'deploy.json').read_text())
-    info['inputs'][0]['shape'] = ['batch', 'height', 'width', 3]
-    info['preprocessing']['resize'] = None
-    info['limits']['pixels'] = 5000
-    (model / 'deploy.json').write_text(json.dumps(info))
+    with edited_json(model / 'deploy.json') as info:
+        info['inputs'][0]['shape'] = ['batch', 'height', 'width', 3]
+        info['preprocessing']['resize'] = None
+        info['limits']['pixels'] = 5000
     for name in ('a.png', 'z.png', os.fsdecode(b'caf\xe9.png')):
         write_picture(data / name)
     write_video(data / 'whole.mp4')

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,14 +15,12 @@ from helpers.openmmlab.bad_annotations import (
     SIDE,
     SQUARE,
     browse,
-    config,
     evaluate,
     good_coco,
     make_data,
     rle,
     train,
 )
-from mmdet.utils import register_all_modules
 from pycocotools import mask as coco_mask
 
 from swin_backbone.checks import DataError
@@ -37,16 +36,7 @@ SIZE = (SIDE, SIDE)
 @pytest.fixture
 def data(tmp_path):
     """Return a function that changes an annotation file and returns a config."""
-    register_all_modules()
-    make_data(tmp_path / 'data', good_coco())
-
-    def spoil(change):
-        coco = good_coco()
-        change(coco)
-        (tmp_path / 'data' / 'coco.json').write_text(json.dumps(coco))
-        return config(tmp_path / 'data')
-
-    return spoil
+    return partial(make_data, tmp_path / 'data')
 
 
 def errors_of(cfg):

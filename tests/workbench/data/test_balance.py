@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from helpers import edited_json
 from helpers.openmmlab import own_data
 from helpers.openmmlab.jobs import training_of
-from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
@@ -30,12 +31,11 @@ def rare_bolts(tmp_path, monkeypatch):
     monkeypatch.setitem(own_data.COUNTS, 'train', 12)
     root = make_own_data(tmp_path)
     for split in own_data.COUNTS:
-        coco = read_coco(root, split)
-        coco['categories'].append(dict(id=9, name='washer'))
-        nuts = [dict(one, category_id=3) for one in coco['annotations']]
-        more = [dict(one, category_id=9, id=100 + one['id']) for one in nuts[:8]]
-        coco['annotations'] = [*nuts, *more, dict(nuts[-1], category_id=7, id=200)]
-        write_coco(root, split, coco)
+        with edited_json(root / f'{split}.json') as coco:
+            coco['categories'].append(dict(id=9, name='washer'))
+            nuts = [dict(one, category_id=3) for one in coco['annotations']]
+            more = [dict(one, category_id=9, id=100 + one['id']) for one in nuts[:8]]
+            coco['annotations'] = [*nuts, *more, dict(nuts[-1], category_id=7, id=200)]
     return root
 
 

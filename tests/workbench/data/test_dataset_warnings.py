@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-from helpers.openmmlab.bad_annotations import SIDE, config, good_coco, make_data, train
-from mmdet.utils import register_all_modules
+from helpers.openmmlab.bad_annotations import SIDE, make_data, train
 
 from swin_backbone.checks import DataError
 from swin_backbone.workbench.data import guard
@@ -70,18 +69,10 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
-def data_of(root, change):
-    register_all_modules()
-    coco = good_coco()
-    change(coco)
-    make_data(root, coco)
-    return config(root)
-
-
 @pytest.mark.parametrize('case', LEFT_OUT)
 def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, caplog, case):
     item, image, change_data, line, left = LEFT_OUT[case]
-    cfg = data_of(tmp_path, lambda coco: (coco['annotations'][0].update(item), coco['images'][0].update(image)))
+    cfg = make_data(tmp_path, lambda coco: (coco['annotations'][0].update(item), coco['images'][0].update(image)))
     if change_data:
         change_data(cfg.train_dataloader.dataset)
     report = check_data(BuiltDatasets(cfg, ()))[0]
@@ -94,7 +85,7 @@ def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, cap
 
 
 def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
-    cfg = data_of(tmp_path, lambda coco: [item.update(iscrowd=1) for item in coco['annotations']])
+    cfg = make_data(tmp_path, lambda coco: [item.update(iscrowd=1) for item in coco['annotations']])
     message = r'no object of .*coco\.json is left to train on: it has .*iscrowd=1 .*: 2, as'
     (sentence,) = check_data(BuiltDatasets(cfg, ()))[0].errors.sentences()
     assert re.search(message, sentence)
@@ -104,7 +95,7 @@ def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
 
 
 def test_pictures_of_16_bits_are_named(record_fault, tmp_path, monkeypatch):
-    cfg = data_of(tmp_path, lambda coco: None)
+    cfg = make_data(tmp_path, lambda coco: None)
     for name in ('0.png', '1.png'):
         cv2.imwrite(str(tmp_path / 'images' / name), np.full((SIDE, SIDE, 3), 4095, np.uint16))
     line = check_data(BuiltDatasets(cfg, ()))[0].warnings.sentences()[-1]
@@ -134,7 +125,7 @@ def test_pictures_of_another_size_than_annotated_are_named_while_loading(record_
         for image in coco['images']:
             image['width'] = 2 * SIDE
 
-    cfg = data_of(tmp_path, widen)
+    cfg = make_data(tmp_path, widen)
     (note,) = notes_of_guard(cfg, monkeypatch)
     assert note.endswith(f'.png is {SIDE}x{SIDE}, annotated as {2 * SIDE}x{SIDE} (the first such picture)')
     record_fault('annotations')
@@ -152,7 +143,7 @@ TWINS = {
 
 
 def test_counting_in_a_random_pass_changes_no_draws(tmp_path):
-    cfg = data_of(tmp_path, lambda coco: None)
+    cfg = make_data(tmp_path, lambda coco: None)
     filtered(cfg.train_dataloader.dataset)
     cfg.train_dataloader.dataset.pipeline.insert(2, dict(type='RandomFlip', prob=0.5))
     random.seed(1)
@@ -165,7 +156,7 @@ def test_counting_in_a_random_pass_changes_no_draws(tmp_path):
 @pytest.mark.parametrize('case', TWINS)
 def test_unusual_objects_are_a_line_each(record_fault, tmp_path, case):
     change, line = TWINS[case]
-    report = check_data(BuiltDatasets(data_of(tmp_path, change), ()))[1]
+    report = check_data(BuiltDatasets(make_data(tmp_path, change), ()))[1]
     assert not report.errors
     assert sum(sentence.endswith(line) for sentence in report.warnings.sentences()) == 1
     record_fault('annotations')

@@ -15,6 +15,7 @@ pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 import onnx
+from helpers import edited_json
 from helpers.export.small_exports import save_checkpoint, small_config, small_swin
 from torch import nn
 
@@ -58,9 +59,8 @@ def open_in(folder, format, to, **changes):
     if format == 'openvino':
         pytest.importorskip('openvino', reason='openvino is not installed')
     shutil.copytree(folder, to)
-    info = json.loads((to / 'deploy.json').read_text())
-    info.update(format=format, **changes)
-    (to / 'deploy.json').write_text(json.dumps(info))
+    with edited_json(to / 'deploy.json') as info:
+        info.update(format=format, **changes)
     return runtime.load(to, threads=2)
 
 

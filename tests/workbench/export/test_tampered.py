@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip('onnx', reason='onnx is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
+from helpers import edited_json
 from helpers.export.tiny_export import export_to
 
 from swin_backbone.workbench.export import runtime
@@ -62,8 +63,8 @@ def test_a_manifest_that_is_none(record_fault, folder, text):
 
 @pytest.mark.parametrize('value', ['torch', [], None])
 def test_a_format_that_is_none(record_fault, folder, value):
-    info = json.loads((folder / 'deploy.json').read_text())
-    (folder / 'deploy.json').write_text(json.dumps(dict(info, format=value)))
+    with edited_json(folder / 'deploy.json') as info:
+        info['format'] = value
     assert f'format takes onnx or openvino, got {value!r}' in refused(folder, record_fault)
 
 

@@ -1,12 +1,12 @@
 """`Prediction`: a picture's prediction as numpy arrays, and the features of `load`'s model."""
 
-import json
 from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from helpers import edited_json
 from helpers.export.small_exports import randomise
 from helpers.openmmlab.oracles import noise
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
@@ -159,8 +159,8 @@ def test_an_exported_folder_has_the_same_methods(tmp_path):
     from helpers.export.tiny_export import export_to
 
     folder = export_to(tmp_path / 'exported')
-    manifest = json.loads((folder / 'deploy.json').read_text())
-    (folder / 'deploy.json').write_text(json.dumps(dict(manifest, score_thr=0.75)))
+    with edited_json(folder / 'deploy.json') as manifest:
+        manifest['score_thr'] = 0.75
     model = load(folder)
     (p,) = model.predict(np.full((24, 40, 3), 200, np.uint8))
     assert repr(p) == 'Prediction(pixels; 40x24; bright 100%)'

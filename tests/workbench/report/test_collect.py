@@ -12,9 +12,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers import edited_json
 from helpers.in_process import error_of, run_well
 from helpers.openmmlab.jobs import build_runner, load_config
-from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import SIZE, detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
 from mmengine.model import BaseModel
@@ -75,9 +76,8 @@ def guessed(cfg, out, guess=None, **more):
 def detector(tmp_path):
     """Return the config of a detector, whose data have a crowd."""
     root = make_own_data(tmp_path / 'own')
-    coco = read_coco(root, 'val')
-    coco['annotations'].append(dict(coco['annotations'][0], id=77, iscrowd=1, bbox=[0, 30, 20, 18]))
-    write_coco(root, 'val', coco)
+    with edited_json(root / 'val.json') as coco:
+        coco['annotations'].append(dict(coco['annotations'][0], id=77, iscrowd=1, bbox=[0, 30, 20, 18]))
     return own_config(detection(root), tmp_path / 'work')
 
 
@@ -111,10 +111,9 @@ def test_the_keys_of_a_picture_are_in_one_order_in_all_processes():
 def test_one_kind_alone_is_drawn(detector, tmp_path, kind):
     """Labels as uncompressed RLE stopped the report on boxes. A model of masks alone, as SOLO, has empty boxes."""
     path = detector.test_evaluator.ann_file
-    coco = json.loads(Path(path).read_text())
-    for one in coco['annotations']:
-        one['segmentation'] = dict(size=[SIZE, SIZE], counts=[SIZE * 6, SIZE * 20, SIZE * (SIZE - 26)])
-    Path(path).write_text(json.dumps(coco))
+    with edited_json(Path(path)) as coco:
+        for one in coco['annotations']:
+            one['segmentation'] = dict(size=[SIZE, SIZE], counts=[SIZE * 6, SIZE * 20, SIZE * (SIZE - 26)])
     detector.test_evaluator.metric = kind
     report = guessed(detector, tmp_path / 'out', guess=dict(has_no_boxes=kind == 'segm'))
     assert [*report['sizes']] == [kind]

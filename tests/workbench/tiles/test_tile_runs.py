@@ -12,6 +12,7 @@ from functools import partial
 import cv2
 import numpy as np
 import pytest
+from helpers import edited_json
 from helpers.openmmlab.oracles import Detector, Segmentor, noise, scene
 
 pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is not installed')
@@ -121,10 +122,9 @@ def test_settings_of_another_format_are_refused(record_fault, tmp_path, picture)
     """A key that an older format lacks was a KeyError. Digests and thresholds by class were shown in part."""
     job = TiledInference(Detector(), picture, tmp_path, **SETTINGS)
     job.run(shard=(0, 2))
-    file = job.finished_tiles.folder / 'settings.json'
-    settings = json.loads(file.read_text())
-    del settings['skip_blank'], settings['level']
-    file.write_text(json.dumps(dict(settings, format=1, model='1234', score_thr={'cat': 0.3})))
+    with edited_json(job.finished_tiles.folder / 'settings.json') as settings:
+        del settings['skip_blank'], settings['level']
+        settings.update(format=1, model='1234', score_thr={'cat': 0.3})
     with pytest.raises(
         ValueError, match='was begun with format 1, not 2, level None, not 0, another model, another score_thr:'
     ):

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import edited_json
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, make_own_data, read_coco, write_coco
 from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
-from mmseg.models import STDCHead
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
@@ -39,13 +39,6 @@ def test_a_metric_keeps_its_settings_however_its_class_is_named(own, kind):
     assert (cfg.val_evaluator.type, cfg.val_evaluator.classwise) == ('CocoMetric', True)
 
 
-@pytest.mark.parametrize('kind', ['STDCHead', 'mmseg.STDCHead', STDCHead])
-def test_a_head_of_edges_keeps_its_two_classes(kind):
-    model = dict(auxiliary_head=dict(type=kind, num_classes=2), decode_head=dict(num_classes=19))
-    set_num_classes(model, 4)
-    assert (model['auxiliary_head']['num_classes'], model['decode_head']['num_classes']) == (2, 4)
-
-
 def test_the_data_must_be_for_the_toolbox(own):
     with pytest.raises(ConfigError, match="the data are for a config of mmdet, got default_scope='mmseg'"):
         put_data(read_config(SEGMENTATION), prepare(own))
@@ -62,11 +55,10 @@ def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
             (root / 'images' / 'val' / f'v{number}.png').write_bytes(
                 (root / 'images' / 'test' / f'{number}.png').read_bytes()
             )
-        coco = read_coco(root, 'val')
-        write_coco(root, 'test', coco)
-        for image in coco['images']:
-            image['file_name'] = f'v{image["file_name"]}'
-        write_coco(root, 'val', coco)
+        with edited_json(root / 'val.json') as coco:
+            write_coco(root, 'test', coco)
+            for image in coco['images']:
+                image['file_name'] = f'v{image["file_name"]}'
     data = prepare(root, indices_folder=tmp_path / 'indices')
     assert list(data.splits) == ['train', 'val', 'test'][: 2 + test]
     cfg = read_config(DETECTION)

@@ -15,7 +15,7 @@ from swin_backbone.workbench.data.annotations import scan_annotation_file
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
 
-ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
+ALL = {name for _, name, *_ in layouts.scenes()}
 
 
 def plain(name):
@@ -49,9 +49,9 @@ def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
         assert not seen.keys() & objects.keys()
         seen.update(objects)
         if keeps_split:
-            assert objects.keys() == {name for name, *_ in layouts.scenes(phase)}
+            assert objects.keys() == {name for name, *_ in layouts.scenes_of(phase)}
     assert seen.keys() == ALL
-    for name, _, there in (scene for split in ('train', 'val') for scene in layouts.scenes(split)):
+    for _, name, _, there in layouts.scenes():
         truth = sorted((layouts.NAMES[kind], x, y, side, side) for x, y, side, kind in there)
         for one, other in zip(seen[name], truth):
             assert one[0] == other[0]
@@ -71,7 +71,7 @@ def test_labels_of_exports(kind, train, tmp_path, record_fault):
     assert halves[0].keys() | halves[1].keys() == named
     assert not halves[0].keys() & halves[1].keys()
     assert train is None or halves[0].keys() == train
-    for name, _, there in (scene for split in ('train', 'val') for scene in layouts.scenes(split)):
+    for _, name, _, there in layouts.scenes():
         labels = {**halves[0], **halves[1]}.get(name)
         if labels is None:
             continue

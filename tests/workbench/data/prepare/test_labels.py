@@ -83,15 +83,8 @@ def test_classes_of_a_sample_may_have_pixels_elsewhere(tmp_path, monkeypatch):
 
 
 def test_a_colour_called_void_is_ignored(tmp_path):
-    colours = {'road': (128, 64, 128), 'void': (0, 0, 0), 'tree': (0, 255, 0)}
-    root = tmp_path / 'own'
-    for number in range(5):
-        layouts.write_picture(root / 'images', str(number), np.zeros((8, 9, 3), np.uint8))
-        labels = np.array(list(colours.values()), np.uint8)[np.arange(72).reshape(8, 9) % 3]
-        (root / 'labels').mkdir(exist_ok=True)
-        Image.fromarray(labels).save(root / 'labels' / f'{number}.png')
-    lines = ''.join(f'{name}:{red},{green},{blue}::\n' for name, (red, green, blue) in colours.items())
-    layouts.write(root / 'labelmap.txt', lines)
+    lines = 'road:128,64,128::\nvoid:0,0,0::\ntree:0,255,0::\n'
+    root = coloured(tmp_path / 'own', lines, [(128, 64, 128), (0, 0, 0), (0, 255, 0)])
     cfg, report = fill(LABELS, root, tmp_path / 'work')
     assert cfg.train_dataloader.dataset.metainfo.classes == ('road', 'tree')
     assert labels_of(cfg)['0.jpg'][0].tolist() == [0, 255, 1] * 3
@@ -99,7 +92,7 @@ def test_a_colour_called_void_is_ignored(tmp_path):
 
 
 def coloured(root, lines, colours):
-    """Write pictures, labels of three colours, and labelmap.txt."""
+    """Write pictures, labels of some colours, and labelmap.txt."""
     for number in range(5):
         layouts.write_picture(root / 'images', str(number), np.zeros((8, 9, 3), np.uint8))
         labels = np.array(colours, np.uint8)[np.arange(72).reshape(8, 9) % len(colours)]

@@ -1,6 +1,5 @@
 """`--data` with any config of mmdet or mmseg: layouts of folders, splits, classes, and errors."""
 
-import json
 import os
 import re
 import shutil
@@ -10,9 +9,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from helpers import edited_json
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, labels_of, read
 from mmengine.config import Config
+from mmseg.models import STDCHead
 from pycocotools import mask as coco_mask
 
 from swin_backbone.checks import DataError
@@ -69,13 +70,11 @@ def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
 
 def test_an_rle_is_trained_on_where_a_config_keeps_polygons(tmp_path, record_fault):
     root = layouts.made('coco', tmp_path)
-    path = root / 'annotations' / 'instances_train.json'
-    data = json.loads(path.read_text())
-    for item in data['annotations']:
-        (polygon,) = item['segmentation']
-        item['segmentation'] = coco_mask.frPyObjects([polygon], layouts.SIZE, layouts.SIZE)[0]
-        item['segmentation']['counts'] = item['segmentation']['counts'].decode()
-    path.write_text(json.dumps(data))
+    with edited_json(root / 'annotations' / 'instances_train.json') as data:
+        for item in data['annotations']:
+            (polygon,) = item['segmentation']
+            item['segmentation'] = coco_mask.frPyObjects([polygon], layouts.SIZE, layouts.SIZE)[0]
+            item['segmentation']['counts'] = item['segmentation']['counts'].decode()
     cfg, _ = fill(MASKS.replace('_1x', '_poly-1x'), root, tmp_path / 'work')
     assert check_data(BuiltDatasets(cfg, ()))[0].rows['objects trained on'] == str(len(data['annotations']))
     record_fault('bad_data')
@@ -104,12 +103,13 @@ def test_pictures_and_annotations_may_lie_apart(tmp_path):
     assert len(read(cfg, 'val')['images']) == 2
 
 
-def test_num_classes_follow_the_data_except_in_other_parts():
+@pytest.mark.parametrize('edges', ['STDCHead', 'mmseg.STDCHead', STDCHead])
+def test_num_classes_follow_the_data_except_in_other_parts(edges):
     cfg = Config(dict(model=dict(
         rpn_head=dict(num_classes=1), bbox_head=[dict(num_classes=80), dict(num_classes=80)],
         panoptic_head=dict(loss_cls=dict(class_weight=[1.0] * 133 + [0.1])),
         decode_head=dict(num_classes=19, loss_decode=dict(class_weight=[0.8, 0.9, 1.1])),
-        auxiliary_head=[dict(type='STDCHead', num_classes=2), dict(num_classes=2, out_channels=1)],
+        auxiliary_head=[dict(type=edges, num_classes=2), dict(num_classes=2, out_channels=1)],
     )))  # fmt: skip
     set_num_classes(cfg.model, 5)
     assert cfg.model.rpn_head.num_classes == 1
@@ -122,12 +122,12 @@ def test_num_classes_follow_the_data_except_in_other_parts():
 
 def panoptic(root):
     for path in (root / 'annotations').iterdir():
-        data = json.loads(path.read_text())
-        segments = [dict(id=1, category_id=3, area=9, bbox=[0, 0, 3, 3], iscrowd=0)]
-        data['annotations'] = [
-            dict(image_id=image['id'], file_name='1.png', segments_info=segments) for image in data['images']
-        ]
-        path.rename(path.with_name(path.name.replace('instances', 'panoptic'))).write_text(json.dumps(data))
+        with edited_json(path) as data:
+            segments = [dict(id=1, category_id=3, area=9, bbox=[0, 0, 3, 3], iscrowd=0)]
+            data['annotations'] = [
+                dict(image_id=image['id'], file_name='1.png', segments_info=segments) for image in data['images']
+            ]
+        path.rename(path.with_name(path.name.replace('instances', 'panoptic')))
 
 
 def elsewhere(root):
@@ -170,11 +170,9 @@ def twice(root, folder='images'):
 
 
 def in_both_json_files(root):
-    path = root / 'annotations' / 'instances_train.json'
-    data = json.loads(path.read_text())
-    for image, name in zip(data['images'], ('val/val_0', 'train/train_1', 'train/train_2', 'train/train_3')):
-        image['file_name'] = f'{name}.jpg'
-    path.write_text(json.dumps(data))
+    with edited_json(root / 'annotations' / 'instances_train.json') as data:
+        for image, name in zip(data['images'], ('val/val_0', 'train/train_1', 'train/train_2', 'train/train_3')):
+            image['file_name'] = f'{name}.jpg'
 
 
 FEW = dict(train=['train_1', 'val_0'], val=['train_0', 'val_1'])
@@ -332,12 +330,10 @@ def in_subfolders(root):
 
 def with_other_categories(root):
     """Another order, other ids, and a class without objects in the JSON for validation."""
-    path = root / 'annotations' / 'instances_val.json'
-    data = json.loads(path.read_text())
-    data['categories'] = [dict(id=3, name='bolt'), dict(id=5, name='pin'), dict(id=7, name='nut')]
-    for item in data['annotations']:
-        item['category_id'] = 10 - item['category_id']
-    path.write_text(json.dumps(data))
+    with edited_json(root / 'annotations' / 'instances_val.json') as data:
+        data['categories'] = [dict(id=3, name='bolt'), dict(id=5, name='pin'), dict(id=7, name='nut')]
+        for item in data['annotations']:
+            item['category_id'] = 10 - item['category_id']
     return root
 
 
@@ -351,10 +347,9 @@ def with_byte_order_marks(root):
 def without_fields(root):
     """A script's JSON."""
     for path in (root / 'annotations').iterdir():
-        data = json.loads(path.read_text())
-        for item in data['annotations']:
-            del item['iscrowd'], item['area'], item['id']
-        path.write_text(json.dumps(data))
+        with edited_json(path) as data:
+            for item in data['annotations']:
+                del item['iscrowd'], item['area'], item['id']
     return root
 
 
@@ -520,12 +515,10 @@ def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
     root = layouts.made('coco', tmp_path)
     names = {3: 'person', 7: 'bird', 8: 'perosn', 9: 'brid'}
     for split, mistyped in (('train', 8), ('val', 9)):
-        path = root / 'annotations' / f'instances_{split}.json'
-        data = json.loads(path.read_text())
-        data['categories'] = [dict(id=number, name=name) for number, name in names.items()]
-        data['annotations'] = [dict(one, id=n) for n, one in enumerate(data['annotations'] * 6, 1)]
-        data['annotations'][0]['category_id'] = mistyped
-        path.write_text(json.dumps(data))
+        with edited_json(root / 'annotations' / f'instances_{split}.json') as data:
+            data['categories'] = [dict(id=number, name=name) for number, name in names.items()]
+            data['annotations'] = [dict(one, id=n) for n, one in enumerate(data['annotations'] * 6, 1)]
+            data['annotations'][0]['category_id'] = mistyped
     cfg, _ = fill(BOXES, root, tmp_path / 'work')
     assert cfg.model.bbox_head.num_classes == 4
     warnings = check_data(BuiltDatasets(cfg, ()))[0].warnings.sentences()

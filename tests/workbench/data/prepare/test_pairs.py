@@ -42,7 +42,7 @@ def test_pairs_are_of_one_set(files, expected, unlabelled, unused, record_fault)
 @pytest.mark.parametrize('names', [('images_2021', 'labels_2021'), ('images_2021', 'labels_2020'), ('img', 'labels_b')])
 @pytest.mark.parametrize('layout', ['voc', 'yolo', 'labelme'])
 def test_objects_of_another_set_are_not_taken(layout, names, tmp_path, record_fault):
-    for name, picture, boxes in layouts.scenes('train'):
+    for name, picture, boxes in layouts.scenes_of('train'):
         layouts.write_picture(tmp_path / names[0], name, picture)
         folder = tmp_path / names[1]
         if layout == 'voc':

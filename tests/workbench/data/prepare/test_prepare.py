@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers import edited_json
 from helpers.in_process import run_well
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_data import DETECTION, make_own_data, read_coco, write_coco
@@ -31,9 +32,8 @@ def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
     """Two trainings at once, with other labels: neither changes what the other reads."""
     first = prepare(own, indices_folder=tmp_path / 'indices')
     before = contents(tmp_path / 'indices')
-    coco = read_coco(own)
-    coco['annotations'][0]['bbox'][2] += 1
-    write_coco(own, 'train', coco)
+    with edited_json(own / 'train.json') as coco:
+        coco['annotations'][0]['bbox'][2] += 1
     second = prepare(own, indices_folder=tmp_path / 'indices')
     after = contents(tmp_path / 'indices')
     assert second.splits['train'].file != first.splits['train'].file
@@ -104,11 +104,10 @@ def prepared(root, place):
 
 def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
     """Results of a test have the ids of the user's test data."""
-    coco = read_coco(own, 'val')
-    for item in (*coco['categories'], *coco['annotations']):
-        key = 'category_id' if 'image_id' in item else 'id'
-        item[key] += 10
-    write_coco(own, 'val', coco)
+    with edited_json(own / 'val.json') as coco:
+        for item in (*coco['categories'], *coco['annotations']):
+            key = 'category_id' if 'image_id' in item else 'id'
+            item[key] += 10
     splits = prepare(own, indices_folder=tmp_path / 'indices').splits
     written = {split: json.loads(Path(splits[split].file).read_text()) for split in splits}
     for split, ids in (('train', [3, 7]), ('val', [13, 17])):
@@ -118,9 +117,8 @@ def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
 
 
 def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
-    coco = read_coco(own)
-    coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
-    write_coco(own, 'train', coco)
+    with edited_json(own / 'train.json') as coco:
+        coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
     data = prepare(own, indices_folder=tmp_path / 'indices')
     (line,) = [line for line in data.lines if 'that of no image' in line]
     assert line.endswith("objects whose 'image_id' is that of no image: 1, as 99 has 1234")
@@ -149,10 +147,9 @@ def test_pictures_that_are_not_there_are_a_line(own, tmp_path, record_fault):
 
 
 def test_pictures_of_two_files_are_named(own, tmp_path):
-    coco = read_coco(own, 'val')
-    for image in coco['images']:
-        image['file_name'] = f'images/val/{image["file_name"]}'
-    write_coco(own, 'val', coco)
+    with edited_json(own / 'val.json') as coco:
+        for image in coco['images']:
+            image['file_name'] = f'images/val/{image["file_name"]}'
     coco['images'].pop()
     write_coco(own, 'test', coco)
     line = '  warning     1 pictures of the test are in training or validation, as images/val/0.png'
@@ -204,10 +201,9 @@ def test_what_is_counted(own, tmp_path):
 
 def test_ids_that_count_from_0_stay_those_of_the_user(own, tmp_path):
     """COCO's evaluation counts an object with the id 0 as not found."""
-    coco = read_coco(own, 'val')
-    for number, item in enumerate(coco['annotations']):
-        item['id'] = number
-    write_coco(own, 'val', coco)
+    with edited_json(own / 'val.json') as coco:
+        for number, item in enumerate(coco['annotations']):
+            item['id'] = number
     index = json.loads(Path(prepare(own, indices_folder=tmp_path / 'indices').splits['val'].file).read_text())
     assert [(item['id'], item['own_id']) for item in index['annotations']] == [(1, 0), (2, 1)]
 
@@ -229,10 +225,9 @@ def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
         image['file_name'] = f'train/{image["file_name"]}'
     for split in ('train', 'val'):
         write_coco(own, split, coco)
-    coco = read_coco(own, 'test')
-    for image in coco['images']:
-        image['file_name'] = f'val/{image["file_name"]}'
-    write_coco(own, 'test', coco)
+    with edited_json(own / 'test.json') as coco:
+        for image in coco['images']:
+            image['file_name'] = f'val/{image["file_name"]}'
     data = prepare(own, indices_folder=tmp_path / 'indices')
     assert {split: index.num_pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=2)
     names = [image['file_name'] for image in json.loads(Path(data.splits['test'].file).read_text())['images']]
@@ -241,10 +236,9 @@ def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
 
 def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
     for split in ('train', 'val'):
-        coco = read_coco(own, split)
-        for image in coco['images']:
-            image['coco_url'] = f'http://images.cocodataset.org/{split}/{image.pop("file_name")}'
-        write_coco(own, split, coco)
+        with edited_json(own / f'{split}.json') as coco:
+            for image in coco['images']:
+                image['coco_url'] = f'http://images.cocodataset.org/{split}/{image.pop("file_name")}'
     data = prepare(own, indices_folder=tmp_path / 'indices')
     names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
@@ -253,18 +247,16 @@ def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
 @pytest.mark.parametrize('order', [1, -1])
 def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
     for split in ('train', 'val'):
-        coco = read_coco(own, split)
-        coco['categories'] = [*coco['categories'], dict(id=9, name='nut')][::order]
-        write_coco(own, split, coco)
+        with edited_json(own / f'{split}.json') as coco:
+            coco['categories'] = [*coco['categories'], dict(id=9, name='nut')][::order]
     data = prepare(own, indices_folder=tmp_path / 'indices')
     assert sorted(data.classes) == ['bolt', 'nut']
     assert data.splits['train'].objects['nut'] > 0
 
 
 def test_a_name_of_a_category_that_is_no_text_is_named(own, tmp_path):
-    coco = read_coco(own)
-    coco['categories'][0]['name'] = ['nut']
-    write_coco(own, 'train', coco)
+    with edited_json(own / 'train.json') as coco:
+        coco['categories'][0]['name'] = ['nut']
     with pytest.raises(DataError, match='name takes a string'):
         prepare(own, indices_folder=tmp_path / 'indices')
 
@@ -318,10 +310,9 @@ def test_skip_unreadable_holds_for_conversions(tmp_path, layout, record_fault):
     root = layouts.made(layout, tmp_path)
     if layout == 'coco':
         for path in root.rglob('*.json'):
-            content = json.loads(path.read_bytes())
-            for image in content['images']:
-                del image['height'], image['width']
-            path.write_text(json.dumps(content))
+            with edited_json(path) as content:
+                for image in content['images']:
+                    del image['height'], image['width']
     (broken,) = root.rglob('train_1.jpg')
     broken.write_bytes(b'no picture')
     with pytest.raises(

@@ -98,26 +98,23 @@ class Mean(toy_training.Toy):
         return losses
 
 
-@pytest.mark.parametrize('ranks', [1, 2])
-def test_the_mean_weighs_batches_by_their_pictures(tmp_path, ranks):
-    """16 pictures in batches of 6, 6 and 4; in two processes of 6 and 2. mmengine logs an iteration in five."""
-    more = dict(model__type='Mean', train_dataloader__batch_size=6, default_hooks__logger__interval=5)
-    if ranks == 1:
-        _, metrics = run(tmp_path, 'ValLossHook', **more)
-        assert metrics[0] == dict(val_loss=7.5, val_loss_a=7.5, val_iter=3)
-        assert [iteration for iteration, _ in read_log(tmp_path).losses['val_loss']] == [3, 6]  # of the validations
-    else:
-        cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook')], **more)
-        assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()[-3000:]
-        assert read_log(tmp_path).losses['val_loss'][0][1] == 7.5
+WEIGHED = dict(model__type='Mean', train_dataloader__batch_size=6, default_hooks__logger__interval=5)
 
 
-def test_each_picture_counts_once_in_processes_that_have_different_numbers(tmp_path):
-    """13 pictures in batches of 6: the second process has one batch, and loads another for the sake of the first."""
-    more = dict(model__type='Mean', train_dataloader__batch_size=6, val_dataloader__dataset__images=13)
+def test_the_mean_weighs_batches_by_their_pictures(tmp_path):
+    """16 pictures in batches of 6, 6 and 4. mmengine logs an iteration in five."""
+    _, metrics = run(tmp_path, 'ValLossHook', **WEIGHED)
+    assert metrics[0] == dict(val_loss=7.5, val_loss_a=7.5, val_iter=3)
+    assert [iteration for iteration, _ in read_log(tmp_path).losses['val_loss']] == [3, 6]  # of the validations
+
+
+@pytest.mark.parametrize(('images', 'mean'), [(16, 7.5), (13, 6)])
+def test_each_picture_of_two_processes_counts_once(tmp_path, images, mean):
+    """In batches of 6 and 2. Of 13 pictures, the second process loads another batch for the sake of the first."""
+    more = dict(WEIGHED, val_dataloader__dataset__images=images)
     cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook')], **more)
     assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()[-3000:]
-    assert read_log(tmp_path).losses['val_loss'][0][1] == 6
+    assert read_log(tmp_path).losses['val_loss'][0][1] == mean
 
 
 @DATASETS.register_module(force=True)
