@@ -1,7 +1,7 @@
 """The library's computations of layers as operators of torch, which graphs and dispatch modes record.
 
 torch.compile, torch.export and AOTInductor do not look inside an operator. An operator has a kernel for CPUs, shapes
-for fake tensors, a backward pass, which is an operator too, and a number of operations for torch's counter.
+for fake tensors, and a backward pass, which is an operator too.
 
 Layout: see `computations.py`.
 """

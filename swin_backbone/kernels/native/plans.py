@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Optional, Protocol, Union
 import torch
 from torch import Tensor, nn
 
-from ...compat import constant_when_compiled
 from ...modes import may_be_batched, needs_torch_op
 from ...replace import Plan, Reason, Unsupported
 from ..changes import forget_readings, read_once
@@ -52,7 +51,6 @@ class LayerRecipe(NamedTuple):
         """Return the plan of the layer for inputs of a shape; or raise `Unsupported`."""
         if not needs_torch_op():
             return LayerPlan(self, module, self.computation.prepare(shape, self.parameters, self.make_weights))
-        _register_formulas()
         weights = self.make_weights(*self.parameters)
         self.computation.check(shape, *weights)
         return OperatorPlan(self, weights)
@@ -129,11 +127,6 @@ def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Ten
         if recipe is not None:
             forget_readings(module)  # the recipe has old sizes: `list_state` shows no `.data` of another shape
         return str(error)
-
-
-@constant_when_compiled
-def _register_formulas() -> None:
-    from . import flops as flops  # torch's counter imports sympy, which takes half a second
 
 
 def run_computation(

@@ -21,7 +21,6 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
@@ -260,20 +259,6 @@ def test_export_records_the_operators_for_every_size(kind):
             assert close(program.module()(x), model(x))
         model.backend = 'torch'
         assert not layers_in(torch.export.export(model, (X,)).graph)
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_operations_are_those_of_the_torch_path(kind):
-    model = randomised(kind=kind, **{**TWO_STAGES, **ONE_STAGE})
-    counts = []
-    for backend in ('auto', 'torch'):
-        model.backend = backend
-        program = torch.export.export(model, (X,)).module()
-        with FlopCounterMode(display=False) as counter:
-            sum(y.sum() for y in program(X)).backward()
-        counts.append(counter.get_total_flops())
-        assert bool(layers_in(program.graph)) == (backend == 'auto')
-    assert counts[0] == counts[1] > 1e6
 
 
 def test_fake_tensors_and_modes_see_operators(monkeypatch):
