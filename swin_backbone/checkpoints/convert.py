@@ -19,7 +19,8 @@ from .heads import LEFT_OUT, canonical_heads, find_heads
 from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
-from .recognise import CLASSIFIER_REASONS, OUTSIDE, SwinWeights, extract_swin, tensors_of
+from .recognise import SwinWeights, extract_swin, tensors_of
+from .report import COMPUTED, OUTSIDE, UNKNOWN
 from .resize import index_of_window
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
@@ -104,9 +105,8 @@ def convert_checkpoint(
     _write(converted, file, format)
     if folder:
         write_whole(folder / CONFIG, config)
-    written = CLASSIFIER_REASONS.values()
-    left_out = {reason: len(keys) for reason, keys in weights.ignored.items() if reason not in written}
-    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - num_used
+    left_out = {COMPUTED: len(weights.index_tables), UNKNOWN: len(weights.unknown)}
+    left_out[OUTSIDE] = len(weights.outside) - num_used
     report = f'{source} ({weights.format.title}) to {target} ({format.title}): {len(converted)} tensors; left out: ' + (
         ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
     )
@@ -116,7 +116,7 @@ def convert_checkpoint(
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     """Return weights under the names and in the orders of a format."""
     tensors = {**weights.backbone, **weights.classifier}
-    if format.name == 'torchvision':
+    if format.has_index_tables:
         tensors.update(_index_tables(weights))
     renamed = from_canonical(tensors, format)
     if format.name == 'hf' and 'head.weight' not in tensors:  # a bare model, and no part of a classifier
@@ -127,7 +127,7 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
 
 def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head_name: str) -> tuple[dict[str, Tensor], int]:
     """Return neck and heads of the model around a backbone, and the number of their tensors in the checkpoint."""
-    outside = {key: tensors[key] for key in weights.ignored.get(OUTSIDE, [])}
+    outside = {key: tensors[key] for key in weights.outside}
     origin = find_heads(outside)
     if origin is not None:
         used = {key: value for key, value in outside.items() if not LEFT_OUT.match(key)}
@@ -169,8 +169,7 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
         if target.suffix == '.safetensors':
             safetensors.torch.save_file(weights, partial, metadata={'format': 'pt'})
         else:
-            container = {'official': 'model', 'mmdet': 'state_dict'}.get(format.name)
-            torch.save({container: weights} if container else weights, partial)
+            torch.save({format.container: weights} if format.container else weights, partial)
 
     try:
         write_whole_by(target, write)

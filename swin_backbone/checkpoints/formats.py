@@ -58,6 +58,10 @@ class Format(NamedTuple):
     rows: Rows
     merging: str = 'columns'  # order of merged channels, see `reorder_merging`
     separate_qkv: bool = False  # query, key and value are three linear layers
+    has_key_bias: bool = False  # Swin V2 has a bias (3C,) of query, key and value
+    has_index_tables: bool = False  # the origin loads nothing without index tables
+    is_of_classifiers: bool = False  # all published files are of classifiers
+    container: Optional[str] = None  # the entry of a file with the weights
     spellings: tuple[tuple[str, str], ...] = ()  # (regular expression, name in the rows) for other releases
     family: str = V1
 
@@ -103,6 +107,7 @@ MMDET = Format(
     'mmdet or mmseg',
     (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
+    container='state_dict',
     spellings=((r'^head\.fc\.', 'head.'),),  # mmpretrain
 )
 MMPRETRAIN = MMDET._replace(  # the last norm of its classifiers has the name of an output norm
@@ -114,11 +119,13 @@ OFFICIAL = Format(
     'official',
     'microsoft/Swin-Transformer',
     (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
+    container='model',
 )
 TIMM = Format(  # before timm 0.9: the names of microsoft/Swin-Transformer
     'timm',
     'timm',
     (*_LAYERS, ('stages.{s}.downsample', 'layers.{s+1}.downsample'), ('head', 'head.fc')),
+    is_of_classifiers=True,
     spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
 )
 TORCHVISION = Format(
@@ -137,6 +144,8 @@ TORCHVISION = Format(
         ('norm', 'norm'),
         ('head', 'head'),
     ),
+    has_index_tables=True,
+    is_of_classifiers=True,
 )
 HUGGING_FACE = Format(
     'hf',
@@ -184,6 +193,7 @@ TORCHVISION_V2 = TORCHVISION._replace(
         ('stages.{s+1}.downsample' if here == 'stages.{s}.downsample' else here, there)
         for here, there in TORCHVISION.rows
     ),
+    has_key_bias=True,
     family=V2,
 )
 HUGGING_FACE_V2 = Format(
@@ -230,7 +240,7 @@ def to_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor
     """Convert the values of an origin's weights, under our names: permute merged channels, concatenate qkv."""
     if format.separate_qkv:
         weights = fuse(weights, _QKV, 'qkv.')
-    if format is TORCHVISION_V2:
+    if format.has_key_bias:
         weights = _split_bias(weights)
     return reorder_merging(weights, format.merging, 'channels', format.family)
 
@@ -240,7 +250,7 @@ def from_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tens
     weights = reorder_merging(weights, 'channels', format.merging, format.family)
     if format.separate_qkv:
         weights = _split_qkv(weights)
-    if format is TORCHVISION_V2:
+    if format.has_key_bias:
         weights = _join_bias(weights)
     renamed = {}
     for key, value in weights.items():

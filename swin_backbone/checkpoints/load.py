@@ -17,9 +17,6 @@ from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import UNTRAINED, has_adapters, merge_adapters, with_plain_names, without_adapters
 from .reading import read_checkpoint
 from .recognise import (
-    CLASSIFIER_REASONS,
-    OUTSIDE,
-    UNKNOWN,
     SwinWeights,
     ends_in_classifier,
     extract_swin,
@@ -29,7 +26,7 @@ from .recognise import (
     tensors_of,
     without_wrappers,
 )
-from .report import LoadReport
+from .report import COMPUTED, NO_OUTPUT, NO_TARGET, OUTSIDE, UNKNOWN, LoadReport
 from .resize import (
     adapt_input_channels,
     format_size,
@@ -46,9 +43,6 @@ CLASSIFIER_NOTE = (
     'classifiers do not shift windows, and detectors and segmentors do: '
     "small_map='shrink' gives the classifier's features"
 )
-# Reasons to ignore a weight
-NO_TARGET = 'the backbone has no such weight'
-NO_OUTPUT = 'norms of outputs that the backbone does not emit'
 
 
 class Backbone(Protocol):
@@ -223,7 +217,7 @@ def _classifier_names(weights: SwinWeights, parts: Mapping[str, str], targets: M
     """
     names = {}
     for part, module in parts.items():
-        for key in weights.ignored.get(CLASSIFIER_REASONS[part], []):
+        for key in weights.classifier_names.get(part, []):
             name = f'{module}.{key.rpartition(".")[2]}'
             if name in targets:  # otherwise the part may have an equal name in the model
                 names[key] = name
@@ -235,7 +229,7 @@ def _equal_names(tensors: Mapping[str, Tensor], swins: Mapping[str, SwinWeights]
     backbone_prefixes = tuple(weights.prefix for weights in swins.values())
     names = {key: key.removeprefix(source_root) for key in tensors if not key.startswith(backbone_prefixes)}
     for target_prefix, weights in swins.items():
-        names |= {key: target_prefix + key.removeprefix(weights.prefix) for key in weights.ignored.get(UNKNOWN, [])}
+        names |= {key: target_prefix + key.removeprefix(weights.prefix) for key in weights.unknown}
     return names
 
 
@@ -267,10 +261,11 @@ def _report_ignored(
 ) -> None:
     """Report the ignored weights of all backbones that have not been fitted by their names."""
     for weights in swins.values():
-        for reason, keys in weights.ignored.items():
+        keys_of = {COMPUTED: weights.index_tables}
+        keys_of |= {f'classification {part}': keys for part, keys in weights.classifier_names.items()}
+        keys_of |= {UNKNOWN: weights.unknown, OUTSIDE: [key for key in weights.outside if key in candidates]}
+        for reason, keys in keys_of.items():
             ignored = [key for key in keys if candidates.get(key) not in fitted]
-            if reason == OUTSIDE:
-                ignored = [key for key in ignored if key in candidates]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
 
@@ -372,7 +367,7 @@ def _fit_backbone(
         report.warnings.append(
             f'The checkpoint has {list_first(without_target)}, the backbone has not: its outputs will be others'
         )
-    is_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
+    is_classifier = weights.classifier or weights.format.is_of_classifiers
     if is_classifier and backbone.small_map == 'pad' and CLASSIFIER_NOTE not in report.notes:
         report.notes.append(CLASSIFIER_NOTE)
     _compare_windows(trained, weights, backbone, report)

@@ -25,10 +25,6 @@ CONTAINERS = ('state_dict', 'model', UNAVERAGED_OF_MMENGINE, 'module')
 # Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
 CONTAINER_DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
-# Reasons to ignore a weight
-UNKNOWN, OUTSIDE, COMPUTED = 'no part of a Swin backbone', 'outside the backbone', 'index tables and masks'
-# Reasons by the start of a name here
-CLASSIFIER_REASONS = {'norm': 'classification norm', 'head': 'classification head'}
 _MARKER_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _NUMBERS = re.compile(r'(?<=\.)\d+(?=\.)')  # of stages and blocks in names
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
@@ -42,7 +38,10 @@ class SwinWeights:
     prefix: str  # of the origin's names
     backbone: dict[str, Tensor] = field(default_factory=dict)
     classifier: dict[str, Tensor] = field(default_factory=dict)  # a classifier's `norm` and `head`
-    ignored: dict[str, list[str]] = field(default_factory=dict)  # the origin's names, by reason
+    classifier_names: dict[str, list[str]] = field(default_factory=dict)  # of `norm` and `head`: the origin's
+    index_tables: list[str] = field(default_factory=list)  # the origin's names of index tables and masks
+    unknown: list[str] = field(default_factory=list)  # the origin's names inside the backbone
+    outside: list[str] = field(default_factory=list)  # the origin's names outside the backbone
     windows: dict[str, Size] = field(default_factory=dict)  # by the name of the bias table
     pretrained_windows: dict[str, Size] = field(default_factory=dict)  # of V2, by the name of the logit scale
     map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
@@ -169,17 +168,15 @@ def extract_swin(
     for key, name in short.items():
         renamed, is_inside = canonical_name(name, format) or '', key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
-            reason = COMPUTED
+            weights.index_tables.append(key)
             _note_window(weights, renamed, tensors[key])
         elif renamed.startswith('head.') or (is_inside and renamed.startswith('norm.')):
-            reason = CLASSIFIER_REASONS[renamed.partition('.')[0]]
             weights.classifier[renamed] = tensors[key]
+            weights.classifier_names.setdefault(renamed.partition('.')[0], []).append(key)
         elif is_inside and renamed:
             weights.backbone[renamed] = tensors[key]
-            continue
         else:
-            reason = UNKNOWN if is_inside else OUTSIDE
-        weights.ignored.setdefault(reason, []).append(key)
+            (weights.unknown if is_inside else weights.outside).append(key)
     all_weights = {**weights.backbone, **weights.classifier}
     check_floating(all_weights)
     check_axes(all_weights)

@@ -6,6 +6,9 @@ from logging import getLogger
 
 from ..checks import list_first
 
+# Reasons to ignore a weight
+UNKNOWN, OUTSIDE, COMPUTED = 'no part of a Swin backbone', 'outside the backbone', 'index tables and masks'
+NO_TARGET, NO_OUTPUT = 'the backbone has no such weight', 'norms of outputs that the backbone does not emit'
 _logger = getLogger(__name__)
 
 
