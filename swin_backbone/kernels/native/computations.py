@@ -77,11 +77,12 @@ class BlockWeights(NamedTuple):
         """The other tensors, which are not packed."""
         return self[4:]
 
-    def by_field(self) -> dict[str, Any]:
-        """Return the tensors, or what else is in their places, by field of `swin_block` and `swin_block_gradients`."""
-        norms = dict(zip(self._fields[8:14], self[8:14]))
-        others = dict(position_bias=self.position_bias_hNN, cosine_scale=self.cosine_scale_h)
-        return dict(weight=self[:4], bias=self[4:8], **norms, **others)
+
+def fields_of_block(addresses: Sequence[Any]) -> dict[str, Any]:
+    """Return addresses of tensors, in the order of `BlockWeights`, by field of the structures of a block."""
+    norms = dict(zip(BlockWeights._fields[8:14], addresses[8:14]))
+    others = dict(position_bias=addresses[14], cosine_scale=addresses[15])
+    return dict(weight=tuple(addresses[:4]), bias=tuple(addresses[4:8]), **norms, **others)
 
 
 class BlockSettings(NamedTuple):
@@ -166,7 +167,7 @@ class BlockComputation(NamedTuple):
         ]
         addresses: list[Any] = [require_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels]
         addresses += [require_address('vector', tensor) for tensor in vectors]
-        return Packed([*panels, *vectors], BlockWeights(*addresses).by_field())
+        return Packed([*panels, *vectors], fields_of_block(addresses))
 
     def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
@@ -178,9 +179,9 @@ class BlockComputation(NamedTuple):
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
         prepared.drop_path = require_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
         saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves_activations else ((), 0, None)
-        x = require_address('x', x_BHWC)
-        y = require_address('y', y_BHWC, x_BHWC.shape)
-        get_libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
+        x_ptr = require_address('x', x_BHWC)
+        y_ptr = require_address('y', y_BHWC, x_BHWC.shape)
+        get_libswin().block_forward(byref(prepared), x_ptr, y_ptr, saved_ptr, groups)
         return y_BHWC, *saved
 
     def allocate_saved(self, prepared: BlockStruct) -> tuple[Sequence[Tensor], int, Optional[int]]:
@@ -231,16 +232,16 @@ class BlockComputation(NamedTuple):
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = empty_aligned(memory.nbytes).copy_(memory)
             groups = int(_header_of(memory))
-            saved_bytes = groups * _find_saved_size(prepared, groups)[1] if groups else 0
-            saved_ptr = _address_of_saved(memory, saved_bytes) if groups else None
+            if groups:
+                saved_ptr = _address_of_saved(memory, groups * _find_saved_size(prepared, groups)[1])
         gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
         addresses: list[Any] = [require_address('gradient', tensor) for tensor in gradients]
-        panels = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
-        structure = BlockGradientsStruct(x=addresses[0], **BlockWeights(*addresses[1:]).by_field())
-        x = require_address('x', x_BHWC)
-        grad_y = require_address('gradient', grad_BHWC, shape)
+        panel_ptrs = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
+        structure = BlockGradientsStruct(x=addresses[0], **fields_of_block(addresses[1:]))
+        x_ptr = require_address('x', x_BHWC)
+        grad_ptr = require_address('gradient', grad_BHWC, shape)
         get_libswin().block_backward(
-            byref(prepared), (c_void_p * 4)(*panels), x, grad_y, saved_ptr, groups, byref(structure)
+            byref(prepared), (c_void_p * 4)(*panel_ptrs), x_ptr, grad_ptr, saved_ptr, groups, byref(structure)
         )
         return gradients
 
@@ -408,10 +409,10 @@ class ProjectionComputation(NamedTuple):
         x_shape, *shapes = self.infer_shapes(x.shape, *weights).gradients
         gradients = [empty(shape) for shape in (x_shape if needs_grad_x else (0,), *shapes)]
         addresses = [require_address('gradient', tensor) or None for tensor in gradients]
-        panels = require_address('packed weight', transposed, dtype=transposed.dtype)
-        grad_y = require_address('gradient', grad_BHWN, y_shape)
+        panels_ptr = require_address('packed weight', transposed, dtype=transposed.dtype)
+        grad_ptr = require_address('gradient', grad_BHWN, y_shape)
         backward = get_libswin().merge_backward if self.is_merging else get_libswin().embed_backward
-        backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradientsStruct(*addresses)))
+        backward(byref(source), byref(projection), panels_ptr, grad_ptr, byref(ProjectionGradientsStruct(*addresses)))
         grad_x, grad_weight, grad_bias, *grad_norm = gradients
         if self.is_merging:
             grad_weight = move_neighbours_last(grad_weight)
@@ -420,7 +421,7 @@ class ProjectionComputation(NamedTuple):
         return grad_x, grad_weight, grad_bias, *grad_norm
 
 
-NORM = 'weight', 'bias'  # of an output norm, in errors
+OUTPUT_NORM_TENSORS = 'weight', 'bias'  # in errors
 
 
 class PreparedNorm(NamedTuple):
@@ -441,7 +442,7 @@ class OutputNormComputation(NamedTuple):
         return 'normalise_output'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        for name, tensor in zip(NORM, weights):
+        for name, tensor in zip(OUTPUT_NORM_TENSORS, weights):
             require_tensor(name, tensor, (shape[3],))
 
     def list_operator_arguments(self, weights: Weights) -> tuple[Any, ...]:
@@ -455,17 +456,17 @@ class OutputNormComputation(NamedTuple):
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
         tensors = [t if t is None or t.layout is not torch.strided else t.contiguous() for t in parameters]
-        weight, bias = (require_address(name, tensor, (C,)) for name, tensor in zip(NORM, tensors))
+        weight, bias = (require_address(name, tensor, (C,)) for name, tensor in zip(OUTPUT_NORM_TENSORS, tensors))
         return PreparedNorm(weight, bias, tensors)
 
     def forward(self, x_BHWC: Tensor, prepared: PreparedNorm) -> Sequence[Tensor]:
         x_BHWC = x_BHWC.contiguous()
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
-        x = require_address('x', x_BHWC)
-        y = require_address('y', y_BCHW)
+        x_ptr = require_address('x', x_BHWC)
+        y_ptr = require_address('y', y_BCHW)
         get_libswin().output_norm_forward(
-            x, B, H * W, C, prepared.weight, prepared.bias, self.eps, torch.get_num_threads(), y
+            x_ptr, B, H * W, C, prepared.weight, prepared.bias, self.eps, torch.get_num_threads(), y_ptr
         )
         return (y_BCHW,)
 
@@ -475,11 +476,11 @@ class OutputNormComputation(NamedTuple):
         x_BHWC = x_BHWC.contiguous()
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)
-        x = require_address('x', x_BHWC)
-        grad_y = require_address('gradient', grad_BCHW, (B, C, H, W))
+        x_ptr = require_address('x', x_BHWC)
+        grad_ptr = require_address('gradient', grad_BCHW, (B, C, H, W))
         addresses = [require_address('gradient', tensor) for tensor in gradients]
         threads = torch.get_num_threads()
-        get_libswin().output_norm_backward(x, grad_y, B, H * W, C, prepared.weight, self.eps, threads, *addresses)
+        get_libswin().output_norm_backward(x_ptr, grad_ptr, B, H * W, C, prepared.weight, self.eps, threads, *addresses)
         return gradients
 
 

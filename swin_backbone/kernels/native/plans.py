@@ -73,22 +73,21 @@ class LayerPlan(NamedTuple):
         Args:
             out: memory for the output of a block, see `BlockComputation.out`.
         """
-        recipe, x = self.recipe, x.float()
+        recipe, x, random_state = self.recipe, x.float(), None
         computation: Any = recipe.computation
-        by_torch = partial(recipe.by_torch, self.layer)
         if recipe.draw_drop_path is not None:
-            if torch.is_grad_enabled():  # torch's random state, 5 kB: backward repeats the drop path of the forward
-                by_torch = partial(by_torch, random_state=torch.get_rng_state())
+            if torch.is_grad_enabled():  # 5 kB, by which `by_torch` repeats the drop path of the forward
+                random_state = torch.get_rng_state()
             computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
         if out is not None:
             computation = computation._replace(out=out)
-        if torch.is_grad_enabled():
-            y: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
-                computation, self.prepared, recipe.make_weights, by_torch, x, *recipe.parameters
-            )
-            return y
-        output: Tensor = computation.forward(x, self.prepared)[0]
-        return output
+        if not torch.is_grad_enabled():
+            output: Tensor = computation.forward(x, self.prepared)[0]
+            return output
+        by_torch = partial(recipe.by_torch, self.layer, random_state=random_state)
+        apply: Any = _Function.apply
+        y: Tensor = apply(computation, self.prepared, recipe.make_weights, by_torch, x, *recipe.parameters)
+        return y
 
 
 class OperatorPlan(NamedTuple):
@@ -175,7 +174,7 @@ class _Function(torch.autograd.Function):
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or may_be_batched(grad) or not is_readable(grad):
-            return *no_gradients, *_differentiate_torch(ctx.by_torch, [x, *parameters], needed, grad)
+            return *no_gradients, *_differentiate_by_torch(ctx.by_torch, [x, *parameters], needed, grad)
         # 1. Make the library's weights again, in autograd. 2. The library computes the gradients of input and weights.
         # 3. Autograd computes the gradients of the parameters from those of the weights (the chain rule).
         with torch.enable_grad():
@@ -204,7 +203,7 @@ def _differentiate(
     return [next(remaining) if is_needed else None for is_needed in needed]
 
 
-def _differentiate_torch(
+def _differentiate_by_torch(
     function: Callable[..., Tensor], tensors: Sequence[Optional[Tensor]], needed: Sequence[bool], grad: Tensor
 ) -> list[Optional[Tensor]]:
     """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
