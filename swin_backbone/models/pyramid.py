@@ -103,7 +103,7 @@ class MergingFirstStage(SwinStage):
 
     def forward(self, x_BHWC: Tensor, needs_next: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output of the blocks, which is the input of the next stage too."""
-        return super().forward(self.downsample(x_BHWC), False)  # no merging after the blocks
+        return super().forward(self.downsample(x_BHWC), False)  # the next stage merges
 
 
 class SwinPyramid(nn.Module):
@@ -254,13 +254,12 @@ class SwinPyramid(nn.Module):
             x_BHWC = self.drop_after_pos(x_BHWC)
 
             outputs: list[Tensor] = []
-            for index, stage in enumerate(self.stages):
-                map_BHWC, x_BHWC = stage(x_BHWC, index < emitted[-1])
+            last = emitted[-1]
+            for index, stage in zip(range(last + 1), self.stages):
+                map_BHWC, x_BHWC = stage(x_BHWC, index < last)
                 if index in emitted:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     outputs.append(stage.normalise_output(map_BHWC, norm))
-                if index == emitted[-1]:
-                    break  # no later stage has an output
                 del map_BHWC  # before the next stage takes memory
         return tuple(outputs)
 

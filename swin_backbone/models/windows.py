@@ -10,7 +10,7 @@ image, N = Wh*Ww places of a window, Y X height and width of a padded map or of 
 side of a padded map, R offsets between places of a window, h heads.
 """
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -93,22 +93,18 @@ class Windows(NamedTuple):
         return region_S.view(count, window)
 
 
-# Windows of a shifted map that mix tokens of opposite edges, as indices of windows (B, rows, columns): last row, last
-# column, corner. Without `mask_padding` no other window needs a mask.
+# Windows of a shifted map that mix tokens of opposite edges, as indices of windows (B, rows, columns): last column,
+# last row, corner. Without `mask_padding` no other window needs a mask.
 _ALL, _LAST, _OTHERS = slice(None), slice(-1, None), slice(-1)
-EDGE_SLICES = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LAST)
+EDGE_SLICES = (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _OTHERS), (_ALL, _LAST, _LAST)
 
 
 @cached_table
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return where attention is masked, for each entry of `EDGE_SLICES`: (3, N, N).
-
-    True where query and key are in different regions.
-    """
-    regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
-    row_region_N, column_region_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
-    bottom, right = (region_N[:, None] != region_N for region_N in (row_region_N, column_region_N))
-    return torch.stack([bottom, right, bottom | right])
+    """Return where attention is masked, for each entry of `EDGE_SLICES`: (3, N, N), see `Windows.make_mask`."""
+    masked_G1NN: Any = Windows(2 * window_size[0], 2 * window_size[1], window_size, shift).make_mask(device)
+    masked_3NN: Tensor = masked_G1NN[1:, 0]  # of the map of 2 x 2 windows
+    return masked_3NN
 
 
 @cached_table
