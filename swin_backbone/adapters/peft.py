@@ -78,17 +78,14 @@ class LoraSwinBackbone(SwinBackbone):
 
 def _merged_layer(layer: Any) -> nn.Module:
     """Return a plain layer of equal outputs. `layer` changes."""
-    plain: nn.Module
     if isinstance(layer, ModulesToSaveWrapper):
         is_off = layer.disable_adapters or not layer.active_adapters
-        plain = layer.original_module if is_off else layer.modules_to_save[layer.active_adapters[0]]
-        return plain
+        return layer.original_module if is_off else layer.modules_to_save[layer.active_adapters[0]]
     if layer.disable_adapters and layer.merged:
         layer.unmerge()
     elif not layer.disable_adapters and not layer.merged:
         layer.merge()
-    plain = layer.base_layer
-    return plain
+    return layer.base_layer
 
 
 def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:

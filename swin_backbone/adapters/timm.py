@@ -84,13 +84,11 @@ class TimmSwin(nn.Module):
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
         """Return the last map, normalised: (B, C, H, W)."""
-        last: Tensor = self.backbone(x_BCHW)[-1]
-        return last
+        return self.backbone(x_BCHW)[-1]
 
     def forward_head(self, x_BCHW: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits (B, num_classes) of the last map, or with `pre_logits` the input of the linear layer."""
-        logits: Tensor = self.head(x_BCHW, pre_logits=pre_logits)
-        return logits
+        return self.head(x_BCHW, pre_logits=pre_logits)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images of any size."""
@@ -142,8 +140,7 @@ class TimmSwin(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         """Return the head's linear layer."""
-        classifier: nn.Module = self.head.fc
-        return classifier
+        return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
         """Make a new head, for another number of classes."""
@@ -196,7 +193,7 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         arguments.pop('feature_cls', None)
         build = partial(TimmSwin, family, features=sorted(outputs))
         features = dict(features_only=True, feature_cfg=dict(out_indices=outputs, feature_cls=SwinFeatures))
-    model: nn.Module = build_model_with_cfg(
+    return build_model_with_cfg(
         build,
         name,
         pretrained,
@@ -205,7 +202,6 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         **features,
         **arguments,
     )
-    return model
 
 
 def _cfg(type_: str, arch: str) -> dict[str, Any]:

@@ -24,8 +24,7 @@ class SwinWithFPN(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> dict[str, Tensor]:
         """Return the maps of the pyramid, '0', '1', ... and of `extra_blocks`, of images of any size."""
-        maps: dict[str, Tensor] = self.fpn(OrderedDict((str(level), x) for level, x in enumerate(self.body(x_BCHW))))
-        return maps
+        return self.fpn(OrderedDict((str(level), x) for level, x in enumerate(self.body(x_BCHW))))
 
 
 def backbone_with_fpn(

@@ -36,8 +36,7 @@ def record_methods(classes: Iterable[Any]) -> None:
 
 def package_of(cls: Any) -> str:
     """Return the name of the package of a class."""
-    name: str = cls.__module__.partition('.')[0]
-    return name
+    return cls.__module__.partition('.')[0]
 
 
 def is_changed(module: nn.Module) -> bool:

@@ -33,11 +33,11 @@ def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     `torch.utils.checkpoint`, with the library disabled: the recomputation must repeat the first run, even if the mode
     of torch that kept the library away has ended.
     """
-    run: Callable[[Tensor], Tensor] = block
+    run: Any = block
     # A graph records the library's operator inside the checkpoint
     if tracer_of(x_BHWC) is None and is_replaceable(block):
         if is_replaced(block, x_BHWC):
-            return run(x_BHWC)  # makes the plan again: hooks of the block run first
+            return block(x_BHWC)  # makes the plan again: hooks of the block run first
         run = partial(_run_in_torch, block)
     from torch.utils.checkpoint import checkpoint  # with torch 2.6, it imports sympy, which takes half a second
 
@@ -46,8 +46,7 @@ def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
 
 def _run_in_torch(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     with library_disabled():
-        y_BHWC: Tensor = block(x_BHWC)
-    return y_BHWC
+        return block(x_BHWC)
 
 
 class SwinStage(nn.Module):

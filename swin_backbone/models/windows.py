@@ -103,8 +103,7 @@ EDGE_SLICES = (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _OTHERS), (_ALL, _LAST, _LAS
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
     """Return where attention is masked, for each entry of `EDGE_SLICES`: (3, N, N), see `Windows.make_mask`."""
     masked_G1NN: Any = Windows(2 * window_size[0], 2 * window_size[1], window_size, shift).make_mask(device)
-    masked_3NN: Tensor = masked_G1NN[1:, 0]  # of the map of 2 x 2 windows
-    return masked_3NN
+    return masked_G1NN[1:, 0]  # of the map of 2 x 2 windows
 
 
 @cached_table

@@ -68,8 +68,7 @@ def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Win
 def masked_places(windows: Windows) -> Tensor:
     """Return where attention is masked in shifted windows, (G, N, N), on the CPU."""
     masked_G1NN: Any = windows.make_mask(torch.device('cpu'))
-    masked_GNN: Tensor = masked_G1NN[:, 0]
-    return masked_GNN
+    return masked_G1NN[:, 0]
 
 
 def _read_timm(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:

@@ -212,8 +212,7 @@ class BlockComputation(NamedTuple):
         itemsize = GEMM_DTYPES[self.dtype].itemsize if get_libswin().has_bf16_gemm else 4
         bytes_per_token = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
         bytes_per_window = -(-N // 32) * 32 * bytes_per_token + 16 * itemsize * C // h + 8 * LINE
-        bound: int = LINE + (L + torch.sym_min(L, 32)) * bytes_per_window
-        return bound
+        return LINE + (L + torch.sym_min(L, 32)) * bytes_per_window
 
     def backward(
         self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: BlockStruct, weights: Any, saved: Sequence[Tensor]
@@ -487,12 +486,11 @@ class OutputNormComputation(NamedTuple):
 def move_neighbours_first(weight: Tensor) -> Tensor:
     """Reorder the last dimension from (C, 2, 2), the order of `nn.Unfold`, to (2, 2, C), the order of whole tokens."""
     channels = weight.dim() - 1
-    moved: Tensor = weight.detach().unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2)
-    return moved.flatten(channels)
+    return weight.detach().unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2).flatten(channels)
 
 
 def move_neighbours_last(weight: Tensor) -> Tensor:
     """Undo `move_neighbours_first`."""
     channels = weight.dim() - 1
-    moved: Tensor = weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels)
-    return moved.flatten(channels)
+    neighbours = weight.unflatten(channels, (2, 2, weight.shape[-1] // 4))
+    return neighbours.movedim(channels + 2, channels).flatten(channels)

@@ -155,8 +155,7 @@ class Library:
 
     def packed_size(self, dtype: torch.dtype, N: int, K: int) -> int:
         """Return how many numbers of `dtype` a packed weight (N, K) has."""
-        size: int = self._library.swin_packed_size(DTYPES.index(dtype), N, K)
-        return size
+        return self._library.swin_packed_size(DTYPES.index(dtype), N, K)
 
     @property
     def has_bf16_gemm(self) -> bool:

@@ -205,8 +205,7 @@ def make_once(
     key = settings, [w if w is None else (w.shape, w.dtype) for w in weights], checksum(present)
     entry = cache.get(role)  # read once: a second thread may replace the entry
     if entry is not None and entry[0] == key:
-        value: Value = entry[1]
-        return value
+        return entry[1]
     cache.pop(role, None)  # frees the old tensors before `make` allocates
     with torch.no_grad():
         value = make()

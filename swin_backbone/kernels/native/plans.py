@@ -82,12 +82,9 @@ class LayerPlan(NamedTuple):
         if out is not None:
             computation = computation._replace(out=out)
         if not torch.is_grad_enabled():
-            output: Tensor = computation.forward(x, self.prepared)[0]
-            return output
+            return computation.forward(x, self.prepared)[0]
         by_torch = partial(recipe.by_torch, self.layer, random_state=random_state)
-        apply: Any = _Function.apply
-        y: Tensor = apply(computation, self.prepared, recipe.make_weights, by_torch, x, *recipe.parameters)
-        return y
+        return _Function.apply(computation, self.prepared, recipe.make_weights, by_torch, x, *recipe.parameters)  # type: ignore[no-untyped-call]
 
 
 class OperatorPlan(NamedTuple):
@@ -103,8 +100,7 @@ class OperatorPlan(NamedTuple):
         if recipe.draw_drop_path is not None:
             computation = computation._replace(drop_path_2B=recipe.draw_drop_path(x))
         operator = getattr(torch.ops.swin_backbone, computation.operator_name)
-        y: Tensor = operator(x, *computation.list_operator_arguments(self.weights))[0]
-        return y
+        return operator(x, *computation.list_operator_arguments(self.weights))[0]
 
 
 def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Tensor) -> Union[Plan, Reason]:
@@ -120,8 +116,7 @@ def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Ten
     recipe = None
     try:
         recipe = read_once(read, module, x)
-        plan: Plan = recipe.plan(module, x.shape)
-        return plan
+        return recipe.plan(module, x.shape)
     except Unsupported as error:
         if recipe is not None:
             forget_readings(module)  # the recipe has old sizes: `list_state` shows no `.data` of another shape
@@ -140,8 +135,7 @@ def run_computation(
     prepared = computation.prepare(x.shape, weights, as_given)
     if not torch.is_grad_enabled():
         return computation.forward(x, prepared)[0]
-    y: Tensor = _Function.apply(computation, prepared, as_given, by_torch, x, *weights)  # type: ignore[no-untyped-call]
-    return y
+    return _Function.apply(computation, prepared, as_given, by_torch, x, *weights)  # type: ignore[no-untyped-call]
 
 
 class _Function(torch.autograd.Function):

@@ -27,8 +27,7 @@ class _OriginalForward(nn.Module):
         self.layer, self.layer_forward = layer, forward or find_swin_class(layer).forward.__wrapped__
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer_forward(self.layer, x)
-        return y
+        return self.layer_forward(self.layer, x)
 
 
 def forward_by_torch(

@@ -43,7 +43,6 @@ def _project_padding(attention: Any, x_BHWC: Tensor) -> Tensor:
     qkv = attention.qkv
     is_linear = type(attention).project is WindowAttention.project and type(qkv) is nn.Linear and not is_changed(qkv)
     if is_linear and qkv.bias is not None:
-        padding_3C: Tensor = qkv.bias.to(linear_dtype(x_BHWC))
-        return padding_3C
+        return qkv.bias.to(linear_dtype(x_BHWC))
     padding_3C = attention.project(x_BHWC.new_zeros(1, x_BHWC.shape[-1]))[0]
     return padding_3C

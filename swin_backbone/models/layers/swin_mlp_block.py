@@ -62,7 +62,7 @@ class SwinMLPBlock(BaseBlock):
         """Apply the linear layer over the places of a window, head by head: (L, N, C)."""
         (L, N, C), h = x_LNC.shape, self.num_heads
         heads_LMd = x_LNC.view(L, N, h, C // h).transpose(1, 2).reshape(L, h * N, C // h)
-        y_LMd: Tensor = self.spatial_mlp(heads_LMd)
+        y_LMd = self.spatial_mlp(heads_LMd)
         return y_LMd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
 
     def windows(self, x_BHWC: Tensor) -> Windows:

@@ -174,8 +174,7 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
     factors_T2h = (targets_2h / lengths_T2h).masked_fill(is_short_T2h, 0.0)
     factors_T3h1 = torch.cat([factors_T2h, torch.ones_like(factors_T2h[..., :1, :])], dim=-2)[..., None]
-    normalised_T3hd: Tensor = (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype)
-    return normalised_T3hd.flatten(-3)
+    return (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype).flatten(-3)
 
 
 def _wide_dtype(x: Tensor) -> torch.dtype:

@@ -30,25 +30,22 @@ class MultiScaleDeformableAttention(Base):
         **kwargs: Any,
     ) -> Tensor:
         """See mmcv's layer: (Q, B, C) to (Q, B, C), or (B, Q, C) if `batch_first`."""
-        y: Tensor
         if (
             reference_points is None
             or spatial_shapes is None
             or not takes_tensor(query)
             or not self._has_sizes(query, query if value is None else value, spatial_shapes)
         ):
-            y = super().forward(
+            return super().forward(
                 *(query, key, value, identity, query_pos, key_padding_mask),
                 *(reference_points, spatial_shapes, level_start_index),
                 **kwargs,
             )
-            return y
         values, locations, weights = inputs_of_samples(
             self, query, value, query_pos, key_padding_mask, reference_points, spatial_shapes.flip(-1)
         )
         y = self.output_proj(deformable_attention(values, spatial_shapes, locations, weights))
-        y = self.dropout(y if self.batch_first else y.transpose(0, 1)) + (query if identity is None else identity)
-        return y
+        return self.dropout(y if self.batch_first else y.transpose(0, 1)) + (query if identity is None else identity)
 
     def _has_sizes(self, query: Tensor, value: Tensor, spatial_shapes: Tensor) -> bool:
         """Return whether the library takes the sizes."""

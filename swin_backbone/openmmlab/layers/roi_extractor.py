@@ -37,8 +37,7 @@ class SingleRoIExtractor(OfMMDet):
         if feats[0].device.type != 'cpu' or any(
             type(layer) is not RoIAlign or layer.pool_mode != 'avg' for layer in layers
         ):
-            of_mmdet: Tensor = super().forward(feats, rois, roi_scale_factor)
-            return of_mmdet
+            return super().forward(feats, rois, roi_scale_factor)
         if len(feats) == 1:
             levels_R = rois.new_zeros(len(rois), dtype=torch.long)
         else:
@@ -56,8 +55,7 @@ def align_by_level(feats: Sequence[Tensor], rois_R5: Tensor, levels_R: Tensor, s
     """Return the features (R, C, I, J) of regions, each from the map of its level; `settings` belong to the maps."""
     levels_R, order_R = levels_R.sort(stable=True)
     counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
-    align: Any = _RoIAlign
-    sorted_RCIJ: Tensor = align.apply(rois_R5[order_R], counts, settings, *feats)
+    sorted_RCIJ = _RoIAlign.apply(rois_R5[order_R], counts, settings, *feats)  # type: ignore[no-untyped-call]
     return sorted_RCIJ[order_R.argsort()]
 
 

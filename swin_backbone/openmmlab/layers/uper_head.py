@@ -34,15 +34,13 @@ class UPerHead(OfMMSeg):
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[-1]
         if not _is_plain(self.bottleneck, x):
-            of_mmseg: Tensor = super().psp_forward(inputs)
-            return of_mmseg
+            return super().psp_forward(inputs)
         pooled = [branch(x) for branch in self.psp_modules]
         return _fused(self.bottleneck, [x, *pooled], self.align_corners)
 
     def _forward_feature(self, inputs: Sequence[Tensor]) -> Tensor:
         if not _is_plain(self.fpn_bottleneck, inputs[0]):
-            of_mmseg: Tensor = super()._forward_feature(inputs)
-            return of_mmseg
+            return super()._forward_feature(inputs)
         inputs = self._transform_inputs(inputs)
         maps = [conv(x) for conv, x in zip(self.lateral_convs, inputs)] + [self.psp_forward(inputs)]
         for level in range(len(maps) - 1, 0, -1):

@@ -40,8 +40,7 @@ def _convolve(
     if providers.torchvision_takes('deform_conv2d', x_1CHW):
         tensors = x_1CHW, weight, offset, mask, weight.new_zeros(len(weight))
         numbers = *stride, *padding, *dilation, groups, offset_groups
-        out: Tensor = torch.ops.torchvision.deform_conv2d(*tensors, *numbers, True)
-        return out
+        return torch.ops.torchvision.deform_conv2d(*tensors, *numbers, True)
     channels, height, width = x_1CHW.shape[1:]
     size_K = kernel_height * kernel_width
 
@@ -165,5 +164,4 @@ def ms_deform_attn_backward(*tensors: Tensor, im2col_step: int) -> None:
 def _attend(shapes: Tensor, value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
 
-    attended: Tensor = multi_scale_deformable_attn_pytorch(widen(value), shapes, widen(locations), widen(weights))
-    return attended.to(value.dtype)
+    return multi_scale_deformable_attn_pytorch(widen(value), shapes, widen(locations), widen(weights)).to(value.dtype)

@@ -37,12 +37,10 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
         return regions.keep_boxes(boxes.float(), order, iou_threshold, offset)
     if not offset and boxes.is_cuda and providers.torchvision_takes('nms', boxes):
-        kept: Tensor = torch.ops.torchvision.nms(widen(boxes), widen(scores), iou_threshold)
-        return kept
+        return torch.ops.torchvision.nms(widen(boxes), widen(scores), iou_threshold)
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        overlap_NM: Tensor = iou(better.t()[:, :, None], worse.t(), offset)
-        return overlap_NM > iou_threshold
+        return iou(better.t()[:, :, None], worse.t(), offset) > iou_threshold
 
     block = BOXES_OF_A_BLOCK if boxes.device.type == 'cpu' else BOXES_OF_A_COPY
     return order[_greedy(widen(boxes)[order], overlaps, block)]

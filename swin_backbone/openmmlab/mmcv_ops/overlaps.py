@@ -22,7 +22,7 @@ def rotated_corners(boxes: Tensor) -> Tensor:
 
 def quadri_corners(boxes: Tensor) -> Tensor:
     """Return the corners (N, 4, 2) of (N, 8+) quadrilaterals x1, y1, ..., y4."""
-    return boxes[:, :8].unflatten(1, (4, 2))  # type: ignore[no-any-return]
+    return boxes[:, :8].unflatten(1, (4, 2))
 
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
