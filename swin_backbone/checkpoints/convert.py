@@ -159,11 +159,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
-    """Write a complete file or none.
-
-    Raises:
-        CheckpointError: if the disk is full, or the file cannot be written.
-    """
+    """Write a complete file, or raise CheckpointError, as on a full disk."""
 
     def write(partial: Path) -> None:
         if target.suffix == '.safetensors':

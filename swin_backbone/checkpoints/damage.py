@@ -1,4 +1,7 @@
-"""Damaged weights: missing, of wrong shapes, quantised or not finite. Names are this package's (see formats.py)."""
+"""Damaged weights: missing, of wrong shapes, quantised or not finite. Names are this package's (see formats.py).
+
+A function `check_...` raises CheckpointError with the name of the first damaged weight.
+"""
 
 import re
 from collections.abc import Mapping
@@ -44,11 +47,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
 
 
 def check_shapes(weights: Mapping[str, Tensor]) -> None:
-    """Compare each weight with its bias, the sides of patches and reductions, and the dimensions of a block's weights.
-
-    Raises:
-        CheckpointError: with the name and shape of the first damaged weight.
-    """
+    """Compare a weight with its bias, the sides of patches and reductions, and the dimensions of a block's weights."""
     dimensions: dict[str, int] = {}  # by the name within a block
     for name, weight in weights.items():
         shape, bias = tuple(weight.shape), weights.get(f'{name.removesuffix("weight")}bias')
@@ -66,11 +65,7 @@ def check_shapes(weights: Mapping[str, Tensor]) -> None:
 
 
 def check_axes(weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights without axes or numbers. A counter of batch norm has no axis.
-
-    Raises:
-        CheckpointError: with the name and shape of the first damaged weight.
-    """
+    """Refuse weights without axes or numbers. A counter of batch norm has no axis."""
     for key, value in weights.items():
         if not (value.dim() and value.numel()) and not key.endswith('.num_batches_tracked'):
             raise CheckpointError(
@@ -80,11 +75,7 @@ def check_axes(weights: Mapping[str, Tensor]) -> None:
 
 
 def check_tables(weights: Mapping[str, Tensor], windows: Mapping[str, Size]) -> None:
-    """Compare each bias table with the window that the file names, by the name of the table.
-
-    Raises:
-        CheckpointError: with the first table that is for another window.
-    """
+    """Compare each bias table with the window that the file names, by the name of the table."""
     for key, window in windows.items():
         table = weights.get(key)
         if table is not None and table.dim() and len(table) != num_offsets(window):
@@ -95,11 +86,7 @@ def check_tables(weights: Mapping[str, Tensor], windows: Mapping[str, Size]) -> 
 
 
 def check_floating(weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights of a quantised dtype, whose scale torch would lose. A counter, as of batch norm, has no axis.
-
-    Raises:
-        CheckpointError: with the name of the first quantised weight.
-    """
+    """Refuse weights of a quantised dtype, whose scale torch would lose. A counter, as of batch norm, has no axis."""
     for key, value in weights.items():
         if value.dtype not in FLOATING and value.dim():
             raise CheckpointError(
@@ -126,11 +113,7 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
 
 
 def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
-
-    Raises:
-        CheckpointError: with the names of the weights.
-    """
+    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are."""
     check_floating(parameters)
     broken = [key for key, value in parameters.items() if not value.isfinite().all()]
     broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]

@@ -79,7 +79,8 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
             with name_in_errors(by_name):
                 return read(by_name)
         destination = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
-        _download_once(url, target, _HASH.search(name), destination)
+        sha256 = _HASH.search(name)
+        _download_once(url, target, sha256[1] if sha256 else '', destination)
     try:
         return read(target)
     except RefusedCheckpoint:  # a whole file, kept for --unsafe-load
@@ -111,21 +112,18 @@ def _owner_of(file: Path, url: str) -> Optional[str]:
         return address
 
 
-def _download_once(url: str, target: Path, expected: Optional[re.Match[str]], destination: str) -> None:
-    """Download a file that is not there yet. The processes of a machine wait for the first.
+def _download_once(url: str, target: Path, sha256: str, destination: str) -> None:
+    """Download a file that is not there yet, or raise CheckpointError. The processes of a machine wait for the first.
 
     Args:
-        expected: the start of the SHA-256 in the name.
+        sha256: the start of the hash.
         destination: where a user can put the file, for an error.
-
-    Raises:
-        CheckpointError: if the download fails, or the file cannot be kept.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f'{target}.lock'):
             if not target.is_file():
-                _download(url, target, expected, destination)
+                _download(url, target, sha256, destination)
     except OSError as error:
         raise CheckpointError(
             f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
@@ -133,12 +131,12 @@ def _download_once(url: str, target: Path, expected: Optional[re.Match[str]], de
         ) from error
 
 
-def _download(url: str, target: Path, expected: Optional[re.Match[str]], destination: str) -> None:
+def _download(url: str, target: Path, sha256: str, destination: str) -> None:
     for leftover in target.parent.glob(f'{PARTIAL}*-{target.name}'):  # of a killed process: the lock is ours
         leftover.unlink()
     _logger.info(f'Downloading {url} to {target}')
     try:
-        write_whole_by(target, partial(_receive, url, expected[1] if expected else ''))
+        write_whole_by(target, partial(_receive, url, sha256))
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
             raise
@@ -149,29 +147,22 @@ def _download(url: str, target: Path, expected: Optional[re.Match[str]], destina
         ) from error
 
 
-def _receive(url: str, expected: str, path: Path) -> None:
-    """Write the answer of a server to a file.
+def _receive(url: str, sha256: str, path: Path) -> None:
+    """Write the answer of a server to a file, or raise OSError, or ValueError for a wrong hash and a truncated answer.
 
     torch.hub's function takes the limit of time from the socket module, a setting of the process.
-
-    Args:
-        expected: start of the SHA-256.
-
-    Raises:
-        OSError: from the server or the disk, and after `_timeout` without data.
-        ValueError: for another hash, or a truncated answer.
     """
     request = Request(url, headers={'User-Agent': 'torch.hub'})
-    sha256 = hashlib.sha256()
+    received = hashlib.sha256()
     with urlopen(request, timeout=_timeout.get(TIMEOUT_S)) as answer, path.open('wb') as file:
         size = answer.length
         hidden = not sys.stderr.isatty()
         with tqdm(total=size, unit='B', unit_scale=True, unit_divisor=1024, disable=hidden) as bar:
             while part := answer.read(CHUNK):
                 file.write(part)
-                sha256.update(part)
+                received.update(part)
                 bar.update(len(part))
         if answer.length:
             raise ValueError(f'the answer is truncated: {answer.length} bytes are missing')
-    if not sha256.hexdigest().startswith(expected):
-        raise ValueError(f'invalid hash value (expected "{expected}", got "{sha256.hexdigest()}")')
+    if not received.hexdigest().startswith(sha256):
+        raise ValueError(f'invalid hash value (expected "{sha256}", got "{received.hexdigest()}")')

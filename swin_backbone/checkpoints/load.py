@@ -274,9 +274,6 @@ def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], source_
     """Return the metadata of a checkpoint, such as versions, by the names of a model's modules.
 
     Sizes are left out: the fitted weights have the model's.
-
-    Args:
-        source_root: the prefix of the whole model's names in the checkpoint.
     """
     result = {}
     for name, _ in model.named_modules():
@@ -287,10 +284,9 @@ def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], source_
 
 
 def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Compare width, depths and heads of a Swin in a checkpoint and of a backbone. A file may lack what tells heads.
+    """Raise CheckpointError if a Swin in a checkpoint has another width, depths or heads than a backbone.
 
-    Raises:
-        CheckpointError: if they differ, or the patch embedding is no single convolution.
+    A file may lack what tells heads.
     """
     family = weights.format.family
     in_checkpoint, in_model = swin_sizes(weights.backbone, family), swin_sizes(targets, family)
@@ -389,16 +385,13 @@ def _compare_maps(assumed: Size, target: Size, report: LoadReport) -> None:
 
 
 def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: Backbone, report: LoadReport) -> None:
-    """Warn about windows of the training that a user probably forgot.
+    """Warn about windows of the training that a user probably forgot. For a Swin-MLP they are a CheckpointError.
 
     Resized tables are a warning unless the user chose the window: the checkpoint has one window, and the backbone's is
     not the default.
 
     Args:
         trained: window of each bias table.
-
-    Raises:
-        CheckpointError: for a Swin-MLP of another window.
     """
     current = backbone.window_size
     first_blocks = [f'stages.{stage}.blocks.0.' for stage in range(len(backbone.stages))]

@@ -186,7 +186,6 @@ class _DType:
 
     def numbers(self, data: Any) -> NDArray[Any]:
         """Return bytes as a new flat array, in native byte order."""
-        data = data.encode('latin1') if type(data) is str else data  # of Python 2
         return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder('='))
 
 

@@ -65,9 +65,8 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     if isinstance(loaded, dict):
         names = shorten_names(map(str, loaded))
         for key, value in loaded.items():
-            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2
-                is_long = value.dtype.itemsize > 8  # which torch does not have
-                value = torch.from_numpy(value.astype('f8' if is_long else value.dtype.newbyteorder('=')))
+            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub' and value.itemsize <= 8:  # of detectron2
+                value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
                 if value.layout != torch.strided or value.is_meta or value.is_nested:
                     kind = (

@@ -215,15 +215,6 @@ def test_a_pickle_of_detectron2(tmp_path, protocol):
     assert all(torch.equal(backbone.state_dict()[key], value) for key, value in state.items())
 
 
-def test_numbers_that_torch_does_not_have(tmp_path):
-    state = {key: value.numpy() for key, value in randomised().state_dict().items()}
-    state['norm0.weight'] = state['norm0.weight'].astype(np.longdouble)
-    (tmp_path / 'model.pkl').write_bytes(pickle.dumps({'model': state}, protocol=2))
-    backbone = SwinBackbone(arch='nano')
-    load_checkpoint(backbone, tmp_path / 'model.pkl')
-    assert backbone.norm0.weight.tolist() == state['norm0.weight'].tolist()
-
-
 def test_tensors_go_to_the_device(tmp_path):
     torch.save({'a': torch.ones(4)}, tmp_path / 'a.pth')
     safetensors.torch.save_file({'a': torch.ones(4)}, tmp_path / 'a.safetensors')

@@ -2,6 +2,7 @@
 
 Each new map takes the place of an old one, so only channels change. Maps that nothing reads are left out, and indices
 are renumbered: distributed training stops with an error if the parameters of a norm get no gradient.
+A setting that cannot follow is a ValueError with its key.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +30,7 @@ class SwappedMaps(NamedTuple):
 
 
 def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
-    """Write the new channels into a neck, and return the indices of the maps that the neck uses.
-
-    Raises:
-        ValueError: with the key of a setting that cannot follow.
-    """
+    """Write the new channels into a neck, and return the indices of the maps that the neck uses."""
     old, new = maps.widths()
     for name in ('rfp_backbone', 'embed_dim'):
         if name in neck:
@@ -107,11 +104,7 @@ def leaves_maps_unread(model: ConfigDict, neck_name: str) -> bool:
 
 
 def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
-    """Write the new channels into the heads of a detector without a neck, and return the indices of the used maps.
-
-    Raises:
-        ValueError: with the key of a setting that cannot follow.
-    """
+    """Write the new channels into the heads of a detector without a neck, and return the indices of the used maps."""
     if 'shared_head' in (model.get('roi_head') or {}):
         raise ValueError(f'{key}.roi_head.shared_head: it is the last stage of the backbone that it was made for')
     old, new = maps.widths()
@@ -149,9 +142,6 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
 
     Args:
         prune: whether the backbone will emit only the used maps.
-
-    Raises:
-        ValueError: with the key of a setting that cannot follow.
     """
     # All heads of a cascade, and the head of K-Net that makes the kernels
     nodes = walk(model, key, lambda name, _: name.isdecimal() or name in HEADS_OF_MAPS)
