@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import list_first
-from ..sizes import Size
+from ..sizes import Size, format_size, num_offsets
 from .errors import CheckpointError, name_in_errors
 from .formats import V2
-from .resize import format_size, num_offsets
 from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, swin_sizes
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..checks import list_first
-from ..sizes import Size
+from ..sizes import Size, format_size
 from .damage import check_finite
 from .errors import CheckpointError, name_in_errors
 from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
@@ -27,14 +27,7 @@ from .recognise import (
     without_wrappers,
 )
 from .report import COMPUTED, NO_OUTPUT, NO_TARGET, OUTSIDE, UNKNOWN, LoadReport
-from .resize import (
-    adapt_input_channels,
-    format_size,
-    map_size_or_target,
-    resize_embedding,
-    resize_table,
-    window_or_target,
-)
+from .resize import adapt_input_channels, map_size_or_target, resize_embedding, resize_table, window_or_target
 from .shapes import PROJECTION, swin_sizes
 from .stored_sizes import SIZES_KEY
 

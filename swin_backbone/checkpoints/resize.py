@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from ..positions import resize_absolute_position_embedding, resize_relative_position_bias_table
-from ..sizes import Size
+from ..sizes import Size, format_size, num_offsets
 from .errors import CheckpointError
-
-
-def num_offsets(window_size: Size) -> int:
-    """Return the rows of the relative position bias table of a window."""
-    return (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
 
 
 def window_or_target(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
@@ -133,8 +128,3 @@ def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, 
     """Resize in float32 at least, since some devices do not interpolate half precision."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return resize(tensor.to(dtype), source, target).to(tensor.dtype)
-
-
-def format_size(size: Size) -> str:
-    """Return a size as HxW, for messages."""
-    return f'{size[0]}x{size[1]}'

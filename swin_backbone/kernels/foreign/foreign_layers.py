@@ -5,7 +5,6 @@
 Layout: B batch, T = H*W tokens of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Optional, cast
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype
 from ...replace import Unsupported
-from ...sizes import Size
+from ...sizes import Size, num_offsets
 from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import find_reason_against
 from ..native.computations import BlockWeights
@@ -138,8 +137,8 @@ def _read_foreign_block(
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     is_v2 = LOGIT_SCALE in tensors
-    num_offsets = tensors[COORDINATES].numel() // 2 if is_v2 else len(tensors[BIAS_TABLE])
-    if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
+    rows = tensors[COORDINATES].numel() // 2 if is_v2 else len(tensors[BIAS_TABLE])
+    if windows is None or rows != num_offsets(windows.window_size):
         raise Unsupported('The compiled library lacks the windows of the call, or the position biases are of others.')
     scale = 1.0
     if not is_v2:

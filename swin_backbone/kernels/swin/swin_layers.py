@@ -19,7 +19,7 @@ from ...models.layers.block import DropPath, SwinBlock
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
 from ...replace import Plan, PlanOrReason, Unsupported
-from ...sizes import Size
+from ...sizes import Size, num_offsets
 from ..changes import Modules, is_changed, read_modules, record_methods
 from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
@@ -152,8 +152,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
         shapes = dict(zip((LOGIT_SCALE, *CPB, *QKV_BIASES), sizes))
     else:
         bias_window = attention.window_size
-        num_offsets = (2 * bias_window[0] - 1) * (2 * bias_window[1] - 1)
-        shapes = {BIAS_TABLE: (num_offsets, tensors[BIAS_TABLE].shape[-1])}
+        shapes = {BIAS_TABLE: (num_offsets(bias_window), tensors[BIAS_TABLE].shape[-1])}
         if any(side > table_side for side, table_side in zip(windows.window_size, bias_window)):
             raise Unsupported(
                 f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'

@@ -11,7 +11,7 @@ from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
 from ...modes import linear_dtype, tracer_of
 from ...replace import Reason
-from ...sizes import Size
+from ...sizes import Size, format_size
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -63,9 +63,7 @@ def _find_reason_against_settings(
     if dtype not in KERNEL_DTYPES:
         return f'The kernel takes half precision and float32, not {dtype}.'
     if max(window_size) > LARGEST_WINDOW:
-        return (
-            f'The kernel takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {"x".join(map(str, window_size))}.'
-        )
+        return f'The kernel takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {format_size(window_size)}.'
     return None
 
 
