@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_backbone.archs import ARCHS
-from swin_backbone.checkpoints.formats import HUGGING_FACE, TIMM, TORCHVISION, from_canonical
+from swin_backbone.checkpoints.formats import HUGGING_FACE, TIMM, TORCHVISION, convert_to_format
 from swin_backbone.compat import import_torchvision
 from swin_backbone.models import SwinBackbone, SwinV2Backbone
 
@@ -98,7 +98,7 @@ def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
         num_classes=0,
         strict_img_size=False,
     )
-    _load(model, from_canonical(weights, TIMM))
+    _load(model, convert_to_format(weights, TIMM))
 
     def run(model: Any, x: Tensor) -> FeatureMaps:
         if model.patch_embed.img_size != tuple(x.shape[-2:]):  # timm makes masks for one size, and windows grow
@@ -123,7 +123,7 @@ def _transformers(arch: str, weights: dict[str, Tensor], drop_path_rate: float) 
     )
     # transformers' loader translates old names of weights.
     model = transformers.SwinBackbone.from_pretrained(
-        None, config=config, state_dict=from_canonical(weights, HUGGING_FACE), dtype=torch.float32
+        None, config=config, state_dict=convert_to_format(weights, HUGGING_FACE), dtype=torch.float32
     )
     return Peer(model, lambda model, x: list(model(x).feature_maps), has_output_norms=True)
 
@@ -136,7 +136,7 @@ def _torchvision(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -
     model = SwinTransformer(
         [4, 4], embed_dim, list(depths), list(num_heads), [7, 7], stochastic_depth_prob=drop_path_rate
     )
-    _load(model, from_canonical(weights, TORCHVISION))
+    _load(model, convert_to_format(weights, TORCHVISION))
 
     def run(model: Any, x: Tensor) -> FeatureMaps:
         maps = []

@@ -69,11 +69,6 @@ def register_replacement(forward: Callable[..., Any], backend: str, make_plan: C
     forward.replacements.append(Replacement(backend, make_plan))  # type: ignore[attr-defined]
 
 
-def register_unsupported(forward: Callable[..., Any], backend: str, reason: str) -> None:
-    """Register that a backend supports no call of a marked forward; `reason` is a sentence."""
-    register_replacement(forward, backend, lambda *_: reason)
-
-
 def is_replaceable(module: Any) -> bool:
     """Return whether the forward of a module is marked."""
     return hasattr(type(module).forward, 'replacements')

@@ -14,8 +14,8 @@ from ..positions import log_spaced_coordinates
 from ..whole_files import write_whole, write_whole_by
 from .damage import check_numbers, check_shapes, missing_weights
 from .errors import CheckpointError, name_in_errors
-from .formats import V1, V2, WRITTEN, Format, from_canonical
-from .heads import LEFT_OUT, canonical_heads, find_heads
+from .formats import SWIN_V1, SWIN_V2, WRITTEN, Format, convert_to_format
+from .heads import LEFT_OUT, find_heads, rename_heads
 from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
@@ -23,7 +23,7 @@ from .recognise import SwinWeights, extract_swin, tensors_of
 from .report import COMPUTED, OUTSIDE, UNKNOWN
 from .resize import index_of_window
 
-FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
+FORMATS = (*(name for family, name in WRITTEN if family == SWIN_V1), 'mmseg')  # values of `to`
 MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
 
 
@@ -118,7 +118,7 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     tensors = {**weights.backbone, **weights.classifier}
     if format.has_index_tables:
         tensors.update(_index_tables(weights))
-    renamed = from_canonical(tensors, format)
+    renamed = convert_to_format(tensors, format)
     if format.name == 'hf' and 'head.weight' not in tensors:  # a bare model, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
     # Copies, because files with shared memory are larger (torch.save) or an error (safetensors)
@@ -131,7 +131,7 @@ def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head_name:
     origin = find_heads(outside)
     if origin is not None:
         used = {key: value for key, value in outside.items() if not LEFT_OUT.match(key)}
-        return canonical_heads(used, origin, head_name), len(used)
+        return rename_heads(used, origin, head_name), len(used)
     model, is_backbone, _ = weights.prefix.rpartition('backbone.')
     if not is_backbone:
         return {}, 0
@@ -150,7 +150,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
         if window is None:
             raise CheckpointError(f'the window of {marker} is no square, or unknown, and the file does not name it')
         tables[key.replace('_bias_table', '_index')] = index_of_window(window).flatten()
-        if weights.format.family == V2:
+        if weights.format.family == SWIN_V2:
             pretrained_window = weights.pretrained_windows.get(marker, window)
             coordinates = log_spaced_coordinates(window, pretrained_window, torch.device('cpu'), torch.float32)
             height, width = window

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..checks import list_first
 from ..sizes import Size, format_size, num_offsets
 from .errors import CheckpointError, name_in_errors
-from .formats import V2
+from .formats import SWIN_V2
 from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, swin_sizes
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -28,7 +28,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
         weights: a backbone, with or without a classifier's `norm` and `head`.
     """
     depths = swin_sizes(weights, family).depths
-    first = 1 if family == V2 else 0  # V2 merges before the blocks of a stage
+    first = 1 if family == SWIN_V2 else 0  # V2 merges before the blocks of a stage
     if not first and f'stages.{len(depths) - 1}.downsample.reduction.weight' in weights:
         depths = (*depths, 1)  # the last stage is missing
     blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]

@@ -5,7 +5,7 @@ norm and its head, which a backbone lacks. {s} is a stage, {b} a block; {s+1}, {
 for stage s. The first row that matches the beginning of a name renames it; the rest of the name is kept.
 
 Names alone decide: see `recognise.extract_swin`. Values differ from ours in two ways;
-`to_canonical` and `from_canonical` convert them.
+`convert_to_ours` and `convert_to_format` convert them.
 
 | origin | block | patch merging behind stage s | columns of merging | query, key, value |
 |---|---|---|---|---|
@@ -37,16 +37,16 @@ from .errors import CheckpointError
 Rows = tuple[tuple[str, str], ...]
 HERE, THERE = 0, 1  # columns of `Rows`: names of this package, and of the origin
 
-V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
+SWIN_V1, SWIN_V2, SWIN_MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 # Saved by some implementations, computed here.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 BIAS_TABLE, LOGIT_SCALE = 'attn.w_msa.relative_position_bias_table', 'attn.w_msa.logit_scale'  # in a block
 SPATIAL_MLP = 'spatial_mlp.weight'
 # A name in every backbone of a family, which tells the prefix of the backbone in a model and the heads of a stage.
 MARKERS = {
-    V1: f'stages.0.blocks.0.{BIAS_TABLE}',
-    V2: f'stages.0.blocks.0.{LOGIT_SCALE}',
-    MLP: f'stages.0.blocks.0.{SPATIAL_MLP}',
+    SWIN_V1: f'stages.0.blocks.0.{BIAS_TABLE}',
+    SWIN_V2: f'stages.0.blocks.0.{LOGIT_SCALE}',
+    SWIN_MLP: f'stages.0.blocks.0.{SPATIAL_MLP}',
 }
 
 
@@ -63,7 +63,7 @@ class Format(NamedTuple):
     is_of_classifiers: bool = False  # all published files are of classifiers
     container: Optional[str] = None  # the entry of a file with the weights
     spellings: tuple[tuple[str, str], ...] = ()  # (regular expression, name in the rows) for other releases
-    family: str = V1
+    family: str = SWIN_V1
 
 
 _BLOCK = 'stages.{s}.blocks.{b}'
@@ -174,18 +174,18 @@ HUGGING_FACE = Format(
 # Swin V2. Names here are those of mmpretrain's `SwinTransformerV2`: a stage begins with patch merging.
 _HF_BLOCK_V2 = 'swinv2.encoder.layers.{s}.blocks.{b}'
 
-OWN_V2 = MMDET._replace(title='SwinV2Backbone', family=V2)
-MMPRETRAIN_V2 = MMPRETRAIN._replace(title='mmpretrain, Swin V2', family=V2)
+OWN_V2 = MMDET._replace(title='SwinV2Backbone', family=SWIN_V2)
+MMPRETRAIN_V2 = MMPRETRAIN._replace(title='mmpretrain, Swin V2', family=SWIN_V2)
 OFFICIAL_V2 = OFFICIAL._replace(
     title='microsoft/Swin-Transformer, Swin V2',
     rows=(*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
     spellings=((r'\.rpe_mlp\.', '.cpb_mlp.'),),  # SimMIM
-    family=V2,
+    family=SWIN_V2,
 )
 TIMM_V2 = TIMM._replace(
     title='timm, Swin V2',
     rows=(*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
-    family=V2,
+    family=SWIN_V2,
 )
 TORCHVISION_V2 = TORCHVISION._replace(
     title='torchvision, Swin V2',
@@ -194,7 +194,7 @@ TORCHVISION_V2 = TORCHVISION._replace(
         for here, there in TORCHVISION.rows
     ),
     has_key_bias=True,
-    family=V2,
+    family=SWIN_V2,
 )
 HUGGING_FACE_V2 = Format(
     'hf',
@@ -210,12 +210,12 @@ HUGGING_FACE_V2 = Format(
     ),
     separate_qkv=True,
     spellings=((r'^(?=(embeddings|encoder\.layers|layernorm)\.)', 'swinv2.'),),
-    family=V2,
+    family=SWIN_V2,
 )
 
 # Swin-MLP
-OFFICIAL_MLP = OFFICIAL._replace(title='microsoft/Swin-Transformer, Swin-MLP', family=MLP)
-OWN_MLP = MMDET._replace(title='SwinMLPBackbone', family=MLP)
+OFFICIAL_MLP = OFFICIAL._replace(title='microsoft/Swin-Transformer, Swin-MLP', family=SWIN_MLP)
+OWN_MLP = MMDET._replace(title='SwinMLPBackbone', family=SWIN_MLP)
 
 # Recognised origins. The first of two with equal names of blocks is taken; `recognise` then tells the two apart.
 ALL_FORMATS = (
@@ -229,14 +229,14 @@ WRITTEN = {(format.family, format.name): format for format in ALL_FORMATS if for
 _QKV = ('query', 'key', 'value')
 
 
-def canonical_name(key: str, format: Format) -> Optional[str]:
+def find_our_name(key: str, format: Format) -> Optional[str]:
     """Return our name of an origin's weight; None if no row matches."""
     for pattern, spelling in format.spellings:
         key = re.sub(pattern, spelling, key)
     return rename(key, format.rows, source=THERE)
 
 
-def to_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
+def convert_to_ours(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert the values of an origin's weights, under our names: permute merged channels, concatenate qkv."""
     if format.separate_qkv:
         weights = fuse(weights, _QKV, 'qkv.')
@@ -245,7 +245,7 @@ def to_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor
     return reorder_merging(weights, format.merging, 'channels', format.family)
 
 
-def from_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
+def convert_to_format(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert our weights, and a classifier's `norm` and `head`, to the names and orders of an origin."""
     weights = reorder_merging(weights, 'channels', format.merging, format.family)
     if format.separate_qkv:
@@ -380,7 +380,7 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor], family: str) -> 
     if not downsample:
         return False
     if reduction is None:  # of a file that lacks weights
-        return family != V2 and weights[key].shape[-1] % 4 == 0
+        return family != SWIN_V2 and weights[key].shape[-1] % 4 == 0
     if leaf == 'reduction.weight' and (reduction.dim() != 2 or reduction.shape[1] % 4):
         raise CheckpointError(
             f'{key} has shape {tuple(reduction.shape)}, and its columns are four neighbours: the file is damaged'

@@ -130,7 +130,7 @@ def find_heads(tensors: dict[str, Tensor]) -> Optional[TaskHeads]:
     return next((heads for heads in ORIGINS if any(re.fullmatch(heads.marker, key) for key in tensors)), None)
 
 
-def canonical_heads(tensors: dict[str, Tensor], origin: TaskHeads, head_name: str) -> dict[str, Tensor]:
+def rename_heads(tensors: dict[str, Tensor], origin: TaskHeads, head_name: str) -> dict[str, Tensor]:
     """Return necks and heads under their names here.
 
     Args:

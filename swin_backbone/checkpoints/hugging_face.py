@@ -9,7 +9,7 @@ from typing import Any
 from ..checks import list_first
 from ..sizes import Size
 from .errors import CheckpointError, name_in_errors
-from .formats import BIAS_TABLE, LOGIT_SCALE, V2
+from .formats import BIAS_TABLE, LOGIT_SCALE, SWIN_V2
 from .recognise import SwinWeights
 from .shapes import FIRST_LINEAR, PROJECTION, swin_sizes
 
@@ -76,7 +76,7 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     if missing:
         raise CheckpointError(f'{CONFIG} needs complete weights; missing: {list_first(missing)}')
     tensors = weights.backbone
-    is_v2 = weights.format.family == V2
+    is_v2 = weights.format.family == SWIN_V2
     not_computed = {
         'no norm of patches': 'patch_embed.norm.weight' not in tensors,
         'a third norm in a block': any('.norm3.' in name for name in tensors),

@@ -13,7 +13,7 @@ from ..checks import list_first
 from ..sizes import Size, format_size
 from .damage import check_finite
 from .errors import CheckpointError, name_in_errors
-from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
+from .formats import BIAS_TABLE, LOGIT_SCALE, SWIN_MLP, SWIN_V2
 from .lora import UNTRAINED, has_adapters, merge_adapters, with_plain_names, without_adapters
 from .reading import read_checkpoint
 from .recognise import (
@@ -403,10 +403,10 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: B
             'the windows. Tables of a window (height, width) and (width, height) have equal shapes'
         )
     stored = tuple(weights.windows.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
-    if weights.format.family == MLP and stored != current:
+    if weights.format.family == SWIN_MLP and stored != current:
         raise CheckpointError(f'it is a Swin-MLP of windows {stored}, the backbone has {current}')
     pretrained = [weights.pretrained_windows.get(block + LOGIT_SCALE) for block in first_blocks]
-    if weights.format.family == V2 and any(pretrained):
+    if weights.format.family == SWIN_V2 and any(pretrained):
         used = [size or window for size, window in zip(backbone.pretrained_window_sizes, current)]
         if any(size not in (None, window) for size, window in zip(pretrained, used)):
             report.warnings.append(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sizes import Size
 from .damage import check_axes, check_floating, check_tables
 from .errors import CheckpointError
-from .formats import ALL_FORMATS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
+from .formats import ALL_FORMATS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, convert_to_ours, find_our_name
 from .resize import window_of_coordinates, window_of_index, window_of_table
 from .stored_sizes import StoredSizes, read_sizes
 
@@ -165,7 +165,7 @@ def extract_swin(
     format = _tell_apart(format, names, set(short.values()), keeps_norm)
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
-        renamed, is_inside = canonical_name(name, format) or '', key.startswith(prefix)
+        renamed, is_inside = find_our_name(name, format) or '', key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
             weights.index_tables.append(key)
             _note_window(weights, renamed, tensors[key])
@@ -179,7 +179,7 @@ def extract_swin(
     all_weights = {**weights.backbone, **weights.classifier}
     check_floating(all_weights)
     check_axes(all_weights)
-    weights.backbone = to_canonical(weights.backbone, format)
+    weights.backbone = convert_to_ours(weights.backbone, format)
     _flatten_position_map(weights)
     _note_sizes(weights, read_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
     check_tables(weights.backbone, weights.windows)
@@ -250,7 +250,7 @@ def find_formats(names: Iterable[str]) -> dict[str, Format]:
         if key.endswith(_MARKER_ENDS):
             starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
             for start, format in itertools.product(starts, ALL_FORMATS):
-                renamed, marker = canonical_name(key[start:], format), MARKERS[format.family]
+                renamed, marker = find_our_name(key[start:], format), MARKERS[format.family]
                 if renamed and _NUMBERS.sub('0', renamed) == marker:
                     (swins if renamed == marker else lacking)[key[:start]] = format
                     break

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from .formats import MARKERS, MLP, V2
+from .formats import MARKERS, SWIN_MLP, SWIN_V2
 
 PROJECTION = 'patch_embed.projection.weight'
 FIRST_LINEAR = 'stages.0.blocks.0.ffn.layers.0.0.weight'  # of the MLP
@@ -45,4 +45,4 @@ def _num_heads(marker: Optional[Tensor], family: str) -> int:
     """Return the heads of a weight (offsets, heads) of Swin V1, (heads, 1, 1) of V2, (heads N, N, 1) of Swin-MLP."""
     if marker is None or marker.dim() < 2 or not marker.shape[1]:
         return 0
-    return marker.shape[0] // marker.shape[1] if family == MLP else marker.shape[0 if family == V2 else 1]
+    return marker.shape[0] // marker.shape[1] if family == SWIN_MLP else marker.shape[0 if family == SWIN_V2 else 1]

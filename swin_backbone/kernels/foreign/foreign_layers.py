@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ...checkpoints.formats import Format, columns_to_channels, to_canonical
+from ...checkpoints.formats import Format, columns_to_channels, convert_to_ours
 from ...modes import linear_dtype
 from ...replace import Unsupported
 from ...sizes import Size, num_offsets
@@ -156,15 +156,15 @@ def _read_foreign_block(
         eps=tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners),
         stages=record.stages,
         by_torch=partial(_call_original, [*record.names.values()], dict(others), x.shape),
-        make_weights=partial(_make_canonical_weights, origin.format, windows.window_size, [*tensors]),
+        make_weights=partial(_make_our_weights, origin.format, windows.window_size, [*tensors]),
         draw_drop_path=partial(_draw_original_drop_path, block, origin),
         pads_first=origin.pads_first,
     )
 
 
-def _make_canonical_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
+def _make_our_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
     """Return the library's weights from the tensors of a block, which have our names."""
-    w = to_canonical({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
+    w = convert_to_ours({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
     return make_block_weights(w, window_size, window_size)
 
 

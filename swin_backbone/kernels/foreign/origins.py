@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checkpoints import formats
-from ...checkpoints.formats import Format, canonical_name
+from ...checkpoints.formats import Format, find_our_name
 from ...models.windows import Windows
 from ...modes import cached_table, needs_torch_op
 from ...sizes import Size
@@ -128,7 +128,7 @@ def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
         has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
         if list_argument_names(block) == origin.arguments.split() and has_drop_paths:
             names = _names_in_block(block, origin)
-            if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.V1):
+            if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.SWIN_V1):
                 return origin, names
     return None
 
@@ -138,7 +138,7 @@ def _names_in_block(block: nn.Module, origin: Origin) -> Names:
     names: Names = {}
     for path, module in list_modules(block).items():
         for attribute in (*module._parameters, *module._buffers):
-            ours = canonical_name(f'{origin.block_prefix}{path}.{attribute}', origin.format)
+            ours = find_our_name(f'{origin.block_prefix}{path}.{attribute}', origin.format)
             if ours:
                 names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
     return names

@@ -2,8 +2,8 @@
 
 from ...models.layers import SwinMLPBlock
 from ...models.layers.attention import BaseAttention
-from ...replace import register_replacement, register_unsupported
+from ...replace import register_replacement
 from .attend import plan_attention
 
 register_replacement(BaseAttention.forward, 'triton', plan_attention)
-register_unsupported(SwinMLPBlock.forward, 'triton', 'The kernel is for attention, and Swin-MLP has none.')
+register_replacement(SwinMLPBlock.forward, 'triton', lambda *_: 'The kernel is for attention, and Swin-MLP has none.')

@@ -62,7 +62,7 @@ class BaseAttention(nn.Module):
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
             for edge, masked_NN in edges:
-                # Outside autograd: the softmax gives masked logits a gradient of 0.
+                # In place and outside autograd: the softmax gives a masked logit the gradient 0.
                 logits_LhNN.detach().unflatten(0, window_grid)[edge].masked_fill_(masked_NN, -torch.inf)
             # The dtype is given, because autocast would choose float32. Sums of a softmax are in float32 in any dtype.
             probs_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
@@ -80,7 +80,7 @@ def _attend_fused(
     edges: Edges,
     window_grid: tuple[int, int, int],
 ) -> Tensor:
-    """Return the attended tokens (L, N, C) of all windows without a mask, and of those in `edges` with their mask."""
+    """Return the attended tokens (L, N, C): of all windows without a mask, then again of `edges` with their masks."""
 
     def attend(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with without_cudnn_attention():
