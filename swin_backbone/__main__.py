@@ -34,10 +34,7 @@ TOOLS = {
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=_program(), description='Swin Transformer backbones.')
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
-    commands.add_parser(
-        'info',
-        help='print versions, devices and backends, for a bug report',
-    )
+    commands.add_parser('info', help='print versions, devices and backends, for a bug report')
     for name, (_, summary) in TOOLS.items():
         commands.add_parser(name, help=summary)
     return parser

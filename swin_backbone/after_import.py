@@ -50,8 +50,6 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
-        try:
+        if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
-        except ValueError:  # another thread was first
-            return
-        self.finder.function()
+            self.finder.function()

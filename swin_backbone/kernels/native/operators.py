@@ -28,8 +28,8 @@ class Schema(NamedTuple):
         weights: names, in the order of the gradients.
         others: names of tensors without gradients.
         settings: in torch's language of schemas.
-        make_computation: takes the shape of the input, a function from a weight to a cache of packed weights, the
-            weights, and the other arguments.
+        make_computation: `make_computation(shape, find_cache, weights, *others, *settings)`; the shape is the input's.
+            `find_cache(weight)` returns the cache of packed weights.
     """
 
     weights: Sequence[str]
