@@ -24,7 +24,7 @@ from .configs.initial_weights import find_weights, set_load_from
 from .configs.training_settings import refuse_keys_of_options
 from .data.annotations import uses_masks
 from .data.prepare.config import describe_lost_weights
-from .data.prepare.prepare import UserData, prepare
+from .data.prepare.user_data import UserData, index_user_data
 from .export.predictor import ExportedPredictor, is_exported, use_exported_model
 from .predict.predictor import Predictor
 from .process import prepare_process
@@ -66,7 +66,7 @@ class Job:
         base = config if isinstance(config, Config) else read_config(config)
         data: Optional[UserData] = None
         if options.data is not None:
-            data = prepare(
+            data = index_user_data(
                 options.data,
                 options.annotations,
                 options.classes,

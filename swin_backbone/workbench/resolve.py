@@ -34,7 +34,7 @@ from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
-from .data.prepare.prepare import UserData
+from .data.prepare.user_data import UserData
 from .runner.launchers import read_rank, read_world_size
 
 LR = 'optim_wrapper.optimizer.lr'

@@ -21,7 +21,7 @@ from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import EpochPlan
-from swin_backbone.workbench.data.prepare.prepare import prepare
+from swin_backbone.workbench.data.prepare.user_data import index_user_data
 from swin_backbone.workbench.resolve import apply_epoch_plan, combine, resolve_training
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
@@ -40,7 +40,7 @@ CASES = {
 def data_for(config, own):
     scope = config.default_scope
     labels = own / 'labels' if scope == 'mmseg' else None
-    return prepare(own, labels, scope=scope, with_masks=uses_masks(config))
+    return index_user_data(own, labels, scope=scope, with_masks=uses_masks(config))
 
 
 @pytest.mark.parametrize('name', CASES)

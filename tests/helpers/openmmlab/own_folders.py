@@ -1,7 +1,9 @@
 """Fill configs with `--data`, and read the data of configs."""
 
 import json
+import os
 from pathlib import Path
+from unittest import mock
 
 import cv2
 import numpy as np
@@ -15,7 +17,7 @@ from swin_backbone.workbench.configs.training_settings import apply_settings
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import EpochPlan
 from swin_backbone.workbench.data.load_picture import use_load_picture
-from swin_backbone.workbench.data.prepare.prepare import prepare
+from swin_backbone.workbench.data.prepare.user_data import index_user_data
 from swin_backbone.workbench.resolve import apply_epoch_plan, combine
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
@@ -26,8 +28,8 @@ LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
 def fill(config, data, work, annotations=None, names=None):
     """Return a config for a folder of data, and the report."""
     cfg = read_config(config)
-    given = dict(scope=cfg.default_scope, with_masks=uses_masks(cfg), indices_folder=work)
-    own = prepare(data, annotations, names, **given)
+    with mock.patch.dict(os.environ, SWIN_BACKBONE_DATA=str(work)):
+        own = index_user_data(data, annotations, names, scope=cfg.default_scope, with_masks=uses_masks(cfg))
     return resolve(cfg, data=own), '\n'.join(own.lines)
 
 

@@ -15,7 +15,7 @@ from ..annotations import uses_masks
 from .folder import format_line
 from .index import IndexedSplit
 from .labels import IGNORED_LABEL
-from .prepare import UserData
+from .user_data import UserData
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
 MULTI_BRANCH_PREPROCESSORS = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos

@@ -74,13 +74,13 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     )
 
 
-def list_data(data: Path, annotations: Optional[Path], indices_folder: Path, **options: Any) -> DataFolder:
+def list_data(data: Path, annotations: Optional[Path], cache_folder: Path, **options: Any) -> DataFolder:
     """List the files of a user.
 
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
         annotations: a file or folder, if they are not below `data`.
-        indices_folder: folder of all indices, which is no result of a command.
+        cache_folder: folder of all indices, which is no result of a command.
         options: `given_classes`, `with_masks` and `skip_unreadable` of a `DataFolder`.
 
     Raises:
@@ -102,6 +102,6 @@ def list_data(data: Path, annotations: Optional[Path], indices_folder: Path, **o
     ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
     ann_files, ann_result_folders = (files, []) if ann_root == root else list_files(ann_root)
     result_folders += [os.path.relpath(ann_root / name, root) for name in ann_result_folders]
-    indices_path = os.path.realpath(indices_folder)
-    results = [name for name in dict.fromkeys(result_folders) if os.path.realpath(root / name) != indices_path]
+    cache_path = os.path.realpath(cache_folder)
+    results = [name for name in dict.fromkeys(result_folders) if os.path.realpath(root / name) != cache_path]
     return DataFolder(root, files, pictures, ann_root, ann_files, results, only_file, **options)

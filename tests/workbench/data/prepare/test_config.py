@@ -13,7 +13,7 @@ from mmengine.config import Config
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench.data.prepare.config import describe_lost_weights, put_data, set_num_classes
-from swin_backbone.workbench.data.prepare.prepare import prepare
+from swin_backbone.workbench.data.prepare.user_data import index_user_data
 
 
 def test_detection_follows_the_data(own):
@@ -35,13 +35,13 @@ def test_detection_follows_the_data(own):
 def test_a_metric_keeps_its_settings_however_its_class_is_named(own, kind):
     cfg = read_config(DETECTION)
     cfg.val_evaluator = dict(type='Evaluator', metrics=[dict(type=kind, ann_file='a.json', classwise=True)])
-    put_data(cfg, prepare(own))
+    put_data(cfg, index_user_data(own))
     assert (cfg.val_evaluator.type, cfg.val_evaluator.classwise) == ('CocoMetric', True)
 
 
 def test_the_data_must_be_for_the_toolbox(own):
     with pytest.raises(ConfigError, match="the data are for a config of mmdet, got default_scope='mmseg'"):
-        put_data(read_config(SEGMENTATION), prepare(own))
+        put_data(read_config(SEGMENTATION), index_user_data(own))
 
 
 @pytest.mark.parametrize('test', [True, False])
@@ -59,7 +59,7 @@ def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
             write_coco(root, 'test', coco)
             for image in coco['images']:
                 image['file_name'] = f'v{image["file_name"]}'
-    data = prepare(root, indices_folder=tmp_path / 'indices')
+    data = index_user_data(root)
     assert list(data.splits) == ['train', 'val', 'test'][: 2 + test]
     cfg = read_config(DETECTION)
     put_data(cfg, data)
@@ -73,7 +73,7 @@ def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
 @pytest.mark.parametrize('phases', [('test',), ('val', 'test'), ('train',)])
 def test_a_config_may_lack_a_loader(own, config, phases):
     cfg = read_config(config)
-    data = prepare(own, None if config is DETECTION else own / 'labels', scope=cfg.default_scope)
+    data = index_user_data(own, None if config is DETECTION else own / 'labels', scope=cfg.default_scope)
     for phase in phases:
         for part in ('dataloader', 'evaluator', 'cfg'):
             cfg.pop(f'{phase}_{part}', None)

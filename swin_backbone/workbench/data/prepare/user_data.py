@@ -50,7 +50,7 @@ class UserData:
     lines: tuple[str, ...]
 
 
-def prepare(
+def index_user_data(
     data: Union[str, Path],
     annotations: Union[str, Path, None] = None,
     classes: Optional[Sequence[str]] = None,
@@ -58,9 +58,10 @@ def prepare(
     scope: str = 'mmdet',
     with_masks: bool = False,
     skip_unreadable: bool = False,
-    indices_folder: Union[str, Path, None] = None,
 ) -> UserData:
     """Read what a user has, once, and write an index: a file for each split.
+
+    It is in a folder below SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
 
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
@@ -69,7 +70,6 @@ def prepare(
         scope: 'mmdet' for objects, 'mmseg' for labels of pixels, 'mmpretrain' for classes of pictures.
         with_masks: the model takes masks of objects.
         skip_unreadable: leave out pictures whose size cannot be read, where annotations need the size.
-        indices_folder: folder of all indices. Default: SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
 
     Raises:
         ValueError: if there is no such file or folder, or for another toolbox.
@@ -82,40 +82,39 @@ def prepare(
         if path is not None and not Path(path).exists():
             raise ValueError(f'{argument}: there is no {str(path)!r}')
     user_cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    default = os.environ.get(VARIABLE) or Path(user_cache, 'swin_backbone', 'data')
-    indices_folder = Path(indices_folder or default).absolute()
-    listed = list_data(
+    cache_folder = Path(os.environ.get(VARIABLE) or Path(user_cache, 'swin_backbone', 'data')).absolute()
+    folder = list_data(
         Path(data),
         None if annotations is None else Path(annotations),
-        indices_folder,
+        cache_folder,
         given_classes=classes,
         with_masks=with_masks,
         skip_unreadable=skip_unreadable,
     )
-    index_folder = indices_folder / _compute_digest(listed, scope)
+    index_folder = cache_folder / _compute_digest(folder, scope)
     try:
-        mark_folder(indices_folder)
+        mark_folder(cache_folder)
     except OSError as error:
         raise OSError(
-            f'the index of --data cannot be written into {indices_folder} ({error.strerror}); the environment variable '
+            f'the index of --data cannot be written into {cache_folder} ({error.strerror}); the environment variable '
             f'{VARIABLE} names another folder'
         ) from error
     with FileLock(f'{index_folder}.lock'):
         user_data = _read_index(index_folder)
         if user_data is None:
-            _remove_oldest(indices_folder)
-            user_data = _build_index(index_folder, scope, listed)
+            _remove_oldest(cache_folder)
+            user_data = _build_index(index_folder, scope, folder)
         os.utime(index_folder)
     return user_data
 
 
-def _remove_oldest(indices_folder: Path) -> None:
+def _remove_oldest(cache_folder: Path) -> None:
     """Remove the indices that were not used for longest, beyond `MAX_INDICES` and `MAX_BYTES`, after `IN_USE_S`.
 
-    A run of a saved config reads an index without `prepare`: the times of its files count too.
+    A run of a saved config reads an index without `index_user_data`: the times of its files count too.
     """
     with suppress(OSError):  # another process removes too
-        indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
+        indices = [path.parent for path in cache_folder.glob(f'*/{DATASET_FILE}')]
         indices.sort(key=_find_last_use)
         sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in indices}
         for index_folder in list(sizes):

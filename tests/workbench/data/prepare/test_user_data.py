@@ -15,8 +15,13 @@ from helpers.openmmlab.own_data import DETECTION, make_own_data, read_coco, writ
 from PIL import Image
 
 from swin_backbone.checks import DataError
-from swin_backbone.workbench.data.prepare import prepare as preparing
-from swin_backbone.workbench.data.prepare.prepare import UserData, prepare
+from swin_backbone.workbench.data.prepare import user_data
+from swin_backbone.workbench.data.prepare.user_data import UserData, index_user_data
+
+
+@pytest.fixture(autouse=True)
+def cache_of_a_test(tmp_path, monkeypatch):
+    monkeypatch.setenv('SWIN_BACKBONE_DATA', str(tmp_path / 'indices'))
 
 
 @pytest.fixture
@@ -30,11 +35,11 @@ def contents(folder):
 
 def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
     """Two trainings at once, with other labels: neither changes what the other reads."""
-    first = prepare(own, indices_folder=tmp_path / 'indices')
+    first = index_user_data(own)
     before = contents(tmp_path / 'indices')
     with edited_json(own / 'train.json') as coco:
         coco['annotations'][0]['bbox'][2] += 1
-    second = prepare(own, indices_folder=tmp_path / 'indices')
+    second = index_user_data(own)
     after = contents(tmp_path / 'indices')
     assert second.splits['train'].file != first.splits['train'].file
     assert {path: after[path] for path in before} == before
@@ -50,18 +55,18 @@ def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
     lambda own: (own / 'images' / 'train' / '9.png').write_bytes(b''),
 ])  # fmt: skip
 def test_names_sizes_and_times_of_all_files_decide(own, tmp_path, change):
-    first = prepare(own, indices_folder=tmp_path / 'indices')
-    assert prepare(own, indices_folder=tmp_path / 'indices') == first
+    first = index_user_data(own)
+    assert index_user_data(own) == first
     change(own)
-    assert prepare(own, indices_folder=tmp_path / 'indices').splits['train'].file != first.splits['train'].file
+    assert index_user_data(own).splits['train'].file != first.splits['train'].file
 
 
 def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
     """Also by several processes or threads that start together."""
-    calls, find = [], preparing.read_data
-    monkeypatch.setattr(preparing, 'read_data', lambda *given: calls.append(1) or find(*given))
+    calls, find = [], user_data.read_data
+    monkeypatch.setattr(user_data, 'read_data', lambda *given: calls.append(1) or find(*given))
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: prepare(own, indices_folder=tmp_path / 'indices'), range(8)))
+        found = list(threads.map(lambda _: index_user_data(own), range(8)))
     assert len(calls) == 1
     assert all(data == found[0] for data in found)
     assert isinstance(found[0], UserData)
@@ -70,36 +75,36 @@ def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
 
 
 def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     index = Path(data.splits['train'].file)
-    (index.parent / preparing.DATASET_FILE).unlink()
+    (index.parent / user_data.DATASET_FILE).unlink()
     index.write_text('half')
-    assert prepare(own, indices_folder=tmp_path / 'indices') == data
+    assert index_user_data(own) == data
     assert len(json.loads(index.read_text())['images']) == 4
-    last = index.parent / preparing.DATASET_FILE
+    last = index.parent / user_data.DATASET_FILE
     last.write_bytes(last.read_bytes()[:-9])  # half
-    assert prepare(own, indices_folder=tmp_path / 'indices') == data
+    assert index_user_data(own) == data
 
 
 def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatch):
     """Never one that was used in the last month."""
     place, roots = tmp_path / 'indices', [make_own_data(tmp_path / f'own{number}') for number in range(5)]
-    indices = [prepared(root, place) for root in roots[:3]]
+    indices = [find_index(root) for root in roots[:3]]
     for days, path in zip((90, 80, 70), indices):
         for part in (path, *path.iterdir()):
             os.utime(part, (time.time() - 24 * 3600 * days,) * 2)
-    assert prepared(roots[0], place) == indices[0]  # used now
-    monkeypatch.setattr(preparing, 'MAX_INDICES', 3)
-    indices.append(prepared(roots[3], place))
+    assert find_index(roots[0]) == indices[0]  # used now
+    monkeypatch.setattr(user_data, 'MAX_INDICES', 3)
+    indices.append(find_index(roots[3]))
     assert {path.parent for path in place.glob('*/dataset.json')} == {indices[0], indices[2], indices[3]}
-    monkeypatch.setattr(preparing, 'MAX_BYTES', 1)
-    indices.append(prepared(roots[4], place))
+    monkeypatch.setattr(user_data, 'MAX_BYTES', 1)
+    indices.append(find_index(roots[4]))
     assert {path.parent for path in place.glob('*/dataset.json')} == {indices[0], indices[3], indices[4]}
-    assert prepared(roots[1], place) == indices[1]  # is written again
+    assert find_index(roots[1]) == indices[1]  # is written again
 
 
-def prepared(root, place):
-    return Path(prepare(root, indices_folder=place).splits['train'].file).parent
+def find_index(root):
+    return Path(index_user_data(root).splits['train'].file).parent
 
 
 def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
@@ -108,7 +113,7 @@ def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
         for item in (*coco['categories'], *coco['annotations']):
             key = 'category_id' if 'image_id' in item else 'id'
             item[key] += 10
-    splits = prepare(own, indices_folder=tmp_path / 'indices').splits
+    splits = index_user_data(own).splits
     written = {split: json.loads(Path(splits[split].file).read_text()) for split in splits}
     for split, ids in (('train', [3, 7]), ('val', [13, 17])):
         assert [category['id'] for category in written[split]['categories']] == ids
@@ -119,7 +124,7 @@ def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
 def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
     with edited_json(own / 'train.json') as coco:
         coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     (line,) = [line for line in data.lines if 'that of no image' in line]
     assert line.endswith("objects whose 'image_id' is that of no image: 1, as 99 has 1234")
     assert sum(data.splits['train'].objects.values()) == 4
@@ -130,7 +135,7 @@ def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
     """Before the first training, and in each that reads the index."""
     root = layouts.made('voc' if scope == 'mmdet' else 'classes', tmp_path)
     for _ in range(2):
-        lines = prepare(root, None, ['nut', 'bolt', 'screw'], scope=scope, indices_folder=tmp_path / 'indices').lines
+        lines = index_user_data(root, None, ['nut', 'bolt', 'screw'], scope=scope).lines
         assert '  warning     classes without training data: 1, as screw' in lines
         assert '  warning     classes without validation data, which have no score: 1, as screw' in lines
     record_fault('bad_data')
@@ -139,7 +144,7 @@ def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
 def test_pictures_that_are_not_there_are_a_line(own, tmp_path, record_fault):
     """They are not those of the same name of another split."""
     (own / 'images' / 'val' / '1.png').unlink()
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     assert '  warning     1 pictures of val.json are not there, as images/val/1.png' in data.lines
     names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
@@ -153,7 +158,7 @@ def test_pictures_of_two_files_are_named(own, tmp_path):
     coco['images'].pop()
     write_coco(own, 'test', coco)
     line = '  warning     1 pictures of the test are in training or validation, as images/val/0.png'
-    assert line in prepare(own, indices_folder=tmp_path / 'indices').lines
+    assert line in index_user_data(own).lines
 
 
 @pytest.mark.parametrize('layout', layouts.LAYOUTS)
@@ -162,7 +167,7 @@ def test_a_relative_folder_is_read_as_its_whole_path(tmp_path, monkeypatch, layo
     monkeypatch.chdir(root.parent)
     texts = []
     for given in (root, root.name):
-        data = prepare(given, scope=scope, indices_folder=tmp_path / 'indices')
+        data = index_user_data(given, scope=scope)
         index = Path(data.splits['train'].file)
         texts.append(index.read_text().replace(str(index.parent), '').replace(f'{root.parent}/', ''))
         for item in json.loads(index.read_text()).get('data_list', ()) if index.suffix == '.json' else ():
@@ -174,7 +179,7 @@ def test_wrong_data_leave_nothing(own, tmp_path):
     (own / 'train.json').write_text('{}')
     (own / 'val.json').unlink()
     with pytest.raises(DataError):
-        prepare(own, indices_folder=tmp_path / 'indices')
+        index_user_data(own)
     assert not [path for path in (tmp_path / 'indices').iterdir() if path.is_dir()]
 
 
@@ -184,11 +189,11 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_variable(own, tmp_pat
     with pytest.raises(
         OSError, match=rf'into {tmp_path}/file \(.*\); the environment variable SWIN_BACKBONE_DATA names'
     ):
-        prepare(own)
+        index_user_data(own)
 
 
 def test_what_is_counted(own, tmp_path):
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     train, val = data.splits['train'], data.splits['val']
     assert (train.num_pictures, val.num_pictures, train.most_objects, dict(train.objects)) == (
         4,
@@ -204,13 +209,13 @@ def test_ids_that_count_from_0_stay_those_of_the_user(own, tmp_path):
     with edited_json(own / 'val.json') as coco:
         for number, item in enumerate(coco['annotations']):
             item['id'] = number
-    index = json.loads(Path(prepare(own, indices_folder=tmp_path / 'indices').splits['val'].file).read_text())
+    index = json.loads(Path(index_user_data(own).splits['val'].file).read_text())
     assert [(item['id'], item['own_id']) for item in index['annotations']] == [(1, 0), (2, 1)]
 
 
 def test_objects_of_other_formats_have_their_file_and_place(tmp_path):
     root = layouts.made('yolo', tmp_path)
-    index = json.loads(Path(prepare(root, indices_folder=tmp_path / 'indices').splits['train'].file).read_text())
+    index = json.loads(Path(index_user_data(root).splits['train'].file).read_text())
     files = {image['id']: Path(image['file_name']).stem for image in index['images']}
     for item in index['annotations']:
         file, _, place = item['own_id'].partition(', object ')
@@ -228,7 +233,7 @@ def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
     with edited_json(own / 'test.json') as coco:
         for image in coco['images']:
             image['file_name'] = f'val/{image["file_name"]}'
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     assert {split: index.num_pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=2)
     names = [image['file_name'] for image in json.loads(Path(data.splits['test'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
@@ -239,7 +244,7 @@ def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
         with edited_json(own / f'{split}.json') as coco:
             for image in coco['images']:
                 image['coco_url'] = f'http://images.cocodataset.org/{split}/{image.pop("file_name")}'
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
 
@@ -249,7 +254,7 @@ def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
     for split in ('train', 'val'):
         with edited_json(own / f'{split}.json') as coco:
             coco['categories'] = [*coco['categories'], dict(id=9, name='nut')][::order]
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     assert sorted(data.classes) == ['bolt', 'nut']
     assert data.splits['train'].objects['nut'] > 0
 
@@ -258,7 +263,7 @@ def test_a_name_of_a_category_that_is_no_text_is_named(own, tmp_path):
     with edited_json(own / 'train.json') as coco:
         coco['categories'][0]['name'] = ['nut']
     with pytest.raises(DataError, match='name takes a string'):
-        prepare(own, indices_folder=tmp_path / 'indices')
+        index_user_data(own)
 
 
 def test_a_group_of_labelme_may_be_of_any_type(tmp_path):
@@ -270,7 +275,7 @@ def test_a_group_of_labelme_may_be_of_any_type(tmp_path):
         points = [[[3, 4], [13, 16]], [[20, 4], [30, 16]]]
         shapes = [dict(label='nut', points=part, group_id=['a'], shape_type='rectangle') for part in points]
         (root / f'{number}.json').write_text(json.dumps(dict(shapes=shapes, imagePath=f'{number}.png')))
-    assert prepare(root, indices_folder=tmp_path / 'indices').splits['train'].objects == dict(nut=1)
+    assert index_user_data(root).splits['train'].objects == dict(nut=1)
 
 
 def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
@@ -278,20 +283,20 @@ def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
     (own / 'val.json').unlink()
     (own / 'images' / 'train').rename(own / 'images' / 'a')
     shutil.copytree(own / 'images' / 'a', own / 'images' / 'b')
-    lines = prepare(own, indices_folder=tmp_path / 'indices').lines
+    lines = index_user_data(own).lines
     assert '  warning     pictures of objects.json are in images/a and images/b: images/a is taken' in lines
 
 
 def test_a_test_without_objects_is_left_out_with_a_line(own, tmp_path):
     write_coco(own, 'test', dict(read_coco(own, 'val'), annotations=[]))
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     assert {*data.splits} == {'train', 'val'}
     assert f'  left out    {own}/test.json, a test without objects' in data.lines
 
 
 def test_a_json_without_pictures_beside_a_full_one_is_a_warning(own, tmp_path):
     write_coco(own, 'val', dict(images=[], annotations=[], categories=read_coco(own)['categories']))
-    data = prepare(own, indices_folder=tmp_path / 'indices')
+    data = index_user_data(own)
     assert f'  warning     {own}/val.json has no pictures: it is no file for val' in data.lines
 
 
@@ -318,8 +323,8 @@ def test_skip_unreadable_holds_for_conversions(tmp_path, layout, record_fault):
     with pytest.raises(
         DataError, match=r'train_1\.jpg cannot be read as a picture.*; --skip-unreadable goes on without'
     ):
-        prepare(root, indices_folder=tmp_path / 'index')
-    own = prepare(root, indices_folder=tmp_path / 'index', skip_unreadable=True)
+        index_user_data(root)
+    own = index_user_data(root, skip_unreadable=True)
     assert [own.splits[split].num_pictures for split in ('train', 'val')] == [3, 2]
     assert sum(own.splits['train'].objects.values()) == 6
     (left_out,) = [line for line in own.lines if 'cannot be read' in line]
@@ -348,7 +353,7 @@ def test_a_picture_of_two_splits_has_its_objects_in_both(tmp_path, layout):
         objects = [dict(box, id=number, image_id=number) for number in range(1, 5)]
         categories = [dict(id=1, name='nut'), dict(id=2, name='bolt')]
         (root / 'all.json').write_text(json.dumps(dict(images=images, annotations=objects, categories=categories)))
-    data = prepare(root, indices_folder=tmp_path / 'indices')
+    data = index_user_data(root)
     for split in ('train', 'test'):
         items = json.loads(Path(data.splits[split].file).read_text())['annotations']
         assert [item['category_id'] for item in items] == [2] * len(items)
