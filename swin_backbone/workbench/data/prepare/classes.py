@@ -7,7 +7,7 @@ from typing import Optional
 from ....checks import DataError
 from ...configs.text_files import read_text
 from .folder import DataFolder, format_left_out
-from .records import UNSPLIT, Records, SplitLists
+from .records import UNSPLIT, GivenSplit, Records
 from .splits import find_split, index_tails, match_name, read_split_lists
 
 ClassOfPicture = dict[Path, Optional[str]]  # None: the picture is in no folder of a class
@@ -44,8 +44,8 @@ def read(folder: DataFolder) -> Optional[Records]:
     unclassified = [path for class_of in by_split.values() for path in class_of if path not in class_of_picture]
     lines = format_left_out('pictures in no folder of a class', unclassified)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
-    split_lists = _find_splits(folder, by_split, class_of_picture)
-    return Records(layout, names, {UNSPLIT: class_of_picture}, split_lists, lines)
+    given_split = _find_splits(folder, by_split, class_of_picture)
+    return Records(layout, names, {UNSPLIT: class_of_picture}, given_split, lines)
 
 
 def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], ClassOfPicture]:
@@ -109,10 +109,10 @@ def _find_names(by_split: dict[Optional[str], ClassOfPicture], lists: dict[str, 
 
 def _find_splits(
     folder: DataFolder, by_split: dict[Optional[str], ClassOfPicture], class_of_picture: dict[Path, str]
-) -> SplitLists:
+) -> GivenSplit:
     """Return the pictures of each split; none if there are only pictures for training."""
     if None in by_split:
         return read_split_lists(folder, list(class_of_picture))
     lists = {str(split): [path for path in paths if path in class_of_picture] for split, paths in by_split.items()}
     lists = {split: paths for split, paths in lists.items() if paths}
-    return SplitLists() if set(lists) == {'train'} else SplitLists(lists, 'the names of folders or lists')
+    return GivenSplit() if set(lists) == {'train'} else GivenSplit(lists, 'the names of folders or lists')

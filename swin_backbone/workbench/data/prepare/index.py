@@ -76,8 +76,8 @@ def _split(scope: str, records: Records) -> tuple[dict[str, Mapping[Path, Any]],
     lines: list[str] = []
     if UNSPLIT in by_split:
         unsplit = by_split.pop(UNSPLIT)
-        if records.lists.pictures or scope != 'mmpretrain':
-            lists, lines = split_pictures(list(unsplit), records.lists)
+        if records.given_split.pictures or scope != 'mmpretrain':
+            lists, lines = split_pictures(list(unsplit), records.given_split)
         else:
             lists, lines = draw_by_class(unsplit)
         by_split = {**{split: {path: unsplit[path] for path in paths} for split, paths in lists.items()}, **by_split}

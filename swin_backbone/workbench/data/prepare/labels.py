@@ -58,11 +58,11 @@ def read(folder: DataFolder) -> Optional[Records]:
         *format_left_out('pictures without labels', unlabelled),
         *format_left_out('files of labels without a picture', unused),
     ]
-    lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
+    given_split = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
     label_of_picture = {
         picture: Label(path, classes.class_of_value, classes.in_colours) for picture, path in pairs.items()
     }
-    return Records('pictures and labels', classes.names, {UNSPLIT: label_of_picture}, lists, lines)
+    return Records('pictures and labels', classes.names, {UNSPLIT: label_of_picture}, given_split, lines)
 
 
 def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:

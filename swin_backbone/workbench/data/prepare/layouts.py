@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     pattern: str = ''
 
 
-READERS: dict[str, list[Layout]] = {  # by toolbox, in the order in which they are tried
+LAYOUTS: dict[str, list[Layout]] = {  # by toolbox, in the order in which they are tried
     'mmdet': [
         Layout(labelme.read, '.json', labelme.SHAPES),
         Layout(cvat.read, '.xml', cvat.ROOT),
@@ -44,7 +44,7 @@ LOOKED_FOR = {
 
 
 def read_data(scope: str, folder: DataFolder) -> Records:
-    """Recognise and read pictures and annotations for a toolbox, a key of READERS.
+    """Recognise and read pictures and annotations for a toolbox, a key of LAYOUTS.
 
     Raises:
         DataError: if no layout fits.
@@ -54,7 +54,7 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     if not (folder.pictures or folder.find_matching('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{not_read}')
     first_error = None  # a broken file may be beside a whole layout
-    for read, suffix, pattern in READERS[scope]:
+    for read, suffix, pattern in LAYOUTS[scope]:
         try:
             records = read(folder) if not suffix or folder.find_matching(suffix, pattern) else None
         except DataError as error:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 UNSPLIT = ''  # in place of 'train' and 'val': pictures that are split later
-Lists = dict[str, list[Path]]  # pictures by split
+PicturesBySplit = dict[str, list[Path]]
 
 
-class SplitLists(NamedTuple):
-    """Pictures by split, if files or folders name these, and the source for errors and the summary."""
+class GivenSplit(NamedTuple):
+    """The split that files or folders name, and these in words, for errors and the summary. Empty: none is named."""
 
     pictures: Mapping[str, list[Path]] = {}
     source: str = ''
@@ -24,7 +24,7 @@ class Records(NamedTuple):
         by_split: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'.
             Pictures of UNSPLIT are split later. An annotation is a list of `AnnotatedImage` for a detector, a `Label`
             for a segmentor, and the name of a class for a classifier.
-        lists: how the pictures of UNSPLIT are split.
+        given_split: how files or folders split the pictures of UNSPLIT.
         lines: lines of the summary.
         categories: the ids of the classes in each split, in COCO's format. Default: `classes`, numbered from 1.
     """
@@ -32,7 +32,7 @@ class Records(NamedTuple):
     layout: str
     classes: list[str]
     by_split: Mapping[str, Mapping[Path, Any]]
-    lists: SplitLists
+    given_split: GivenSplit
     lines: list[str]
     categories: Mapping[str, list[Any]] = {}
 

@@ -11,7 +11,7 @@ from ....checks import DataError
 from ...configs.text_files import read_text
 from ..media import PICTURE_SUFFIXES
 from .folder import DataFolder, format_left_out, format_line, is_yolo
-from .records import Lists, SplitLists
+from .records import GivenSplit, PicturesBySplit
 
 SPLIT_OF = {  # split by a word of a name
     **dict.fromkeys(('train', 'training', 'trn'), 'train'),
@@ -73,7 +73,7 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return train, [picture for picture, source in sources.items() if source in val]
 
 
-def draw_by_class(class_of_picture: Mapping[Path, str]) -> tuple[Lists, list[str]]:
+def draw_by_class(class_of_picture: Mapping[Path, str]) -> tuple[PicturesBySplit, list[str]]:
     """Return pictures by split, and lines of the summary. A fifth of each class is drawn for validation."""
     train: list[Path] = []
     val: list[Path] = []
@@ -88,30 +88,30 @@ def draw_by_class(class_of_picture: Mapping[Path, str]) -> tuple[Lists, list[str
     return dict(train=train, val=val), [format_line('split', DRAWN_NOTE)]
 
 
-def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, list[str]]:
+def split_pictures(pictures: Sequence[Path], given: GivenSplit) -> tuple[PicturesBySplit, list[str]]:
     """Return pictures by split, and lines of the summary. A test split is optional.
 
-    Without lists, the names of folders decide, and without these a checksum.
+    Without a given split, the names of folders decide, and without these a checksum.
 
     Args:
         pictures: those with annotations.
-        lists: pictures by split, also those without annotations.
+        given: what lists or names of folders say, also of pictures without annotations.
 
     Raises:
-        DataError: if a list names none of the pictures, or some pictures are both for training and for validation.
+        DataError: if a split has none of the pictures, or some pictures are both for training and for validation.
     """
     lines: list[str] = []
+    source = given.source
     by_split: dict[Optional[str], list[Path]] = {}
-    listed_pictures, source = lists
-    if listed_pictures:
-        for split, named in listed_pictures.items():
-            chosen = set(named)
+    if given.pictures:
+        for split, listed in given.pictures.items():
+            chosen = set(listed)
             by_split[split] = [picture for picture in pictures if picture in chosen]
             if split != 'test' and not by_split[split]:
                 raise DataError(f'{source} names no picture with annotations for {split}, of {len(pictures)} such')
-        listed = {picture for named in listed_pictures.values() for picture in named}
-        unlisted = [picture for picture in pictures if picture not in listed]
-        if 'train' not in listed_pictures:
+        all_listed = {picture for listed in given.pictures.values() for picture in listed}
+        unlisted = [picture for picture in pictures if picture not in all_listed]
+        if 'train' not in given.pictures:
             by_split['train'] = unlisted
         else:
             lines += format_left_out('pictures that no list names', unlisted)
@@ -146,7 +146,7 @@ def are_same_pictures(train: Iterable[Path], val: Iterable[Path], source: str) -
     return bool(shared)
 
 
-def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> SplitLists:
+def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> GivenSplit:
     """Return the pictures named in files train.txt, val.txt or test.txt.
 
     Args:
@@ -157,7 +157,7 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
         DataError: if a list of ImageSets names no picture, or lists in several folders differ.
     """
     tails = index_tails(pictures)
-    by_folder: dict[Path, Lists] = {}
+    by_folder: dict[Path, PicturesBySplit] = {}
     missing = 0
     for path in folder.find_by_suffix('.txt'):
         name = path.stem.lower()
@@ -177,11 +177,11 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
     preferred = [path for path in by_folder if subject and path.name.lower() == subject.lower()]
     sources = preferred or list(by_folder)
     if not sources:
-        return SplitLists()
+        return GivenSplit()
     if any(by_folder[path] != by_folder[sources[0]] for path in sources):
         raise DataError(f'the lists in {" and ".join(map(str, sources[:3]))} differ: keep those in one folder')
     strays = f', in which {missing} names are of no picture' if missing else ''
-    return SplitLists(by_folder[sources[0]], f'the lists in {sources[0]}{strays}')
+    return GivenSplit(by_folder[sources[0]], f'the lists in {sources[0]}{strays}')
 
 
 def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from ....outputs import mark_folder
 from .folder import DataFolder, format_line
 from .index import IndexedSplit, write_index
-from .layouts import READERS, list_data, read_data
+from .layouts import LAYOUTS, list_data, read_data
 
 VARIABLE = 'SWIN_BACKBONE_DATA'  # environment variable with the folder of all indices
 DATASET_FILE = 'dataset.json'  # the file of an index that is written last
@@ -76,7 +76,7 @@ def index_user_data(
         DataError: if no layout fits, or the annotations are wrong.
         OSError: if the index cannot be written.
     """
-    if scope not in READERS:
+    if scope not in LAYOUTS:
         raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
     for argument, path in (('--data', data), ('--annotations', annotations)):
         if path is not None and not Path(path).exists():

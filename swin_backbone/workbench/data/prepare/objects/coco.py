@@ -12,7 +12,7 @@ from ...annotations import read_annotations, scan_annotation_file, scan_annotati
 from ...media import SKIP_HINT, read_picture_size
 from ..folder import UNREADABLE, DataFolder, format_left_out, format_line, list_folders, require_distinct
 from ..pairs import is_label, without_labels
-from ..records import UNSPLIT, AnnotatedImage, Records, SplitLists
+from ..records import UNSPLIT, AnnotatedImage, GivenSplit, Records
 from ..splits import (
     SAME_PICTURES_NOTE,
     SPLITS,
@@ -72,12 +72,12 @@ def read(folder: DataFolder) -> Optional[Records]:
     folders = {picture.parent for picture in listed}
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
     lines += format_left_out('pictures without an entry in these annotation files', unnamed)
-    lists = SplitLists()
+    given_split = GivenSplit()
     if 'val' not in by_split:
         by_split[UNSPLIT] = by_split.pop('train')
         categories[UNSPLIT] = categories.pop('train')
-        lists = read_split_lists(folder, [*by_split[UNSPLIT]])
-    return Records('COCO JSON', names, by_split, lists, lines, categories)
+        given_split = read_split_lists(folder, [*by_split[UNSPLIT]])
+    return Records('COCO JSON', names, by_split, given_split, lines, categories)
 
 
 def _group_images(content: dict[str, Any], strays: Faults) -> dict[Path, list[AnnotatedImage]]:

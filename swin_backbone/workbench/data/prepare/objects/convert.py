@@ -11,7 +11,7 @@ from .....checks import DataError
 from .....openmmlab.errors import Faults
 from ...media import SKIP_HINT, read_picture_size
 from ..folder import UNREADABLE, DataFolder, format_line
-from ..records import UNSPLIT, AnnotatedImage, Records, SplitLists
+from ..records import UNSPLIT, AnnotatedImage, GivenSplit, Records
 from .shapes import Box, compute_area
 
 Source = TypeVar('Source')  # where the objects of a picture are: a file, or an element of a file
@@ -32,7 +32,7 @@ def convert_objects(
     folder: DataFolder,
     layout: str,
     files: Mapping[Path, Optional[Source]],
-    lists: SplitLists,
+    given_split: GivenSplit,
     read: Callable[[Source, tuple[int, int], Faults], tuple[tuple[int, int], list[Box]]],
     name_classes: Callable[[set[str]], Sequence[str]],
 ) -> Records:
@@ -40,7 +40,7 @@ def convert_objects(
 
     Args:
         files: the annotations of each picture, which errors print; None for a picture without objects.
-        lists: see `split_pictures`.
+        given_split: see `split_pictures`.
         read: returns the size that a file states, and its boxes, by the size of its picture; adds the shapes that it
             leaves out to the last argument.
         name_classes: returns the names of all classes, from the class names of the objects.
@@ -74,7 +74,8 @@ def convert_objects(
         raise DataError('. '.join([f'none of the files in {folder.ann_root} has an object', *reasons]))
     if unknown := owners.keys() - {*names}:
         raise DataError(f'{owners[min(unknown)]} has the class {min(unknown)!r}, which is none of {names}')
-    return Records(layout, names, {UNSPLIT: pictures}, lists, [format_line('left out', reason) for reason in reasons])
+    lines = [format_line('left out', reason) for reason in reasons]
+    return Records(layout, names, {UNSPLIT: pictures}, given_split, lines)
 
 
 def parse_size(height: Any, width: Any) -> Optional[tuple[int, int]]:

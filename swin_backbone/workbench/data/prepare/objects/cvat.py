@@ -14,7 +14,7 @@ from .....checks import LARGEST_FILE, DataError
 from .....openmmlab.errors import Faults
 from ..folder import DataFolder, format_left_out, format_line
 from ..pairs import without_labels
-from ..records import Lists, Records, SplitLists
+from ..records import GivenSplit, PicturesBySplit, Records
 from ..splits import find_split, index_tails, match_name, read_split_lists
 from .convert import PictureAnnotations, convert_objects, parse_size
 from .shapes import Box, find_corners, join_groups, make_bitmap_box, make_box, make_ellipse
@@ -36,7 +36,7 @@ def read(folder: DataFolder) -> Records:
     pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
     annotations: dict[Path, Optional[PictureAnnotations]] = {}
-    lists: Lists = {}
+    lists: PicturesBySplit = {}
     names: dict[str, None] = {}
     for file in files:
         root = parse_xml(file, LARGEST_FILE)
@@ -63,7 +63,7 @@ def read(folder: DataFolder) -> Records:
         folder,
         'CVAT for images',
         annotations,
-        SplitLists(lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
+        GivenSplit(lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
         read=read_cvat,
         name_classes=lambda used: list(numbered.values() if numbered else names) or sorted(used),
     )

@@ -44,8 +44,8 @@ def read(folder: DataFolder) -> Optional[Records]:
             return names or sorted(used)
         return [name for name in names if name in used or name != 'background']
 
-    lists = read_split_lists(folder, pictures, 'Main')
-    records = convert_objects(folder, 'Pascal VOC XML', by_picture, lists, read=read_voc, name_classes=name_classes)
+    given_split = read_split_lists(folder, pictures, 'Main')
+    records = convert_objects(folder, 'Pascal VOC XML', by_picture, given_split, read_voc, name_classes)
     records.lines.extend(format_left_out('pictures without an XML file', {*pictures} - by_picture.keys()))
     records.lines.append(format_line('', source))
     return records

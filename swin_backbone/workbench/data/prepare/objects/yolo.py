@@ -17,7 +17,7 @@ from .....checks import DataError
 from ....configs.text_files import read_text
 from ..folder import DataFolder, format_left_out, format_line, is_yolo, parse_numbers, require_distinct
 from ..pairs import find_pairable_tags, find_tags, is_label
-from ..records import Lists, Records, SplitLists
+from ..records import GivenSplit, PicturesBySplit, Records
 from ..splits import find_split, index_tails, match_lines, read_split_lists
 from .convert import convert_objects
 from .shapes import Box, find_corners, make_box
@@ -63,14 +63,14 @@ def read(folder: DataFolder) -> Optional[Records]:
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
     lists, of_yaml = _read_lists(folder, yaml_path, settings)
-    by_lists = SplitLists(lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
+    given_split = GivenSplit(lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
     points = math.prod(settings.get('kpt_shape') or [0])
     has_tracks = not points and _have_tracks(chain(*samples))
     records = convert_objects(
         folder,
         'YOLO',
         files,
-        by_lists,
+        given_split,
         read=lambda file, size, _: (size, read_yolo(file, size, names, points, has_tracks)),
         name_classes=lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )
@@ -153,7 +153,7 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
     return files
 
 
-def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[Lists, list[str]]:
+def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[PicturesBySplit, list[str]]:
     """Return the pictures of train, val and test of a data.yaml, and lines of the summary."""
     base = yaml_path.parent
     stated = settings.get('path')
@@ -176,7 +176,7 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
         chosen = {parent for parent, path in parents.items() if inside in (path, *path.parents)}
         return [picture for picture in folder.pictures if picture.parent in chosen]
 
-    lists: Lists = {}
+    lists: PicturesBySplit = {}
     lines: list[str] = []
     for split in ('train', 'val', 'test'):
         value = settings.get(split, '')
