@@ -19,8 +19,8 @@ from ...checks import LARGEST_FILE, DataError, check_int, check_number, check_se
 from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import Faults
 from ..configs.data_parts import find_annotation_file
-from ..configs.text_files import decode, read_file
 from .masks import SHORT_POLYGON, Fault, find_mask_faults
+from .text_files import decode, read_file
 
 NAMES_SHOWN = 10  # in an error
 

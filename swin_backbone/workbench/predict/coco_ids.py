@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ...checks import LARGEST_FILE, DataError
-from ..configs.text_files import read_text
+from ..data.text_files import read_text
 
 if TYPE_CHECKING:
     from .predictor import Predictor

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Optional
 
 from ....checks import DataError
-from ...configs.text_files import read_text
+from ..text_files import read_text
 from .folder import DataFolder, format_left_out
 from .records import UNSPLIT, GivenSplit, Records
 from .splits import find_split, index_tails, match_name, read_split_lists

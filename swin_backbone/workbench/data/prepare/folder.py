@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional, Union
 
 from ....checks import DataError
 from ....outputs import RESULTS_MARK
-from ...configs.text_files import read_text
+from ..text_files import read_text
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')

@@ -8,8 +8,8 @@ from typing import Optional
 from unicodedata import normalize
 
 from ....checks import DataError
-from ...configs.text_files import read_text
 from ..media import PICTURE_SUFFIXES
+from ..text_files import read_text
 from .folder import DataFolder, format_left_out, format_line, is_yolo
 from .records import GivenSplit, PicturesBySplit
 

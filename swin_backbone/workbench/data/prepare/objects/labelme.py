@@ -17,7 +17,7 @@ import numpy as np
 
 from .....checks import LARGEST_FILE, DataError
 from .....openmmlab.errors import Faults
-from ....configs.text_files import read_text
+from ...text_files import read_text
 from ..folder import LABELME_MARKS, DataFolder, format_left_out, format_line
 from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
 from ..records import Records

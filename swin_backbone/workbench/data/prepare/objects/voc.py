@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from .....checks import DataError
 from .....openmmlab.errors import Faults
-from ....configs.text_files import MAX_TEXT_BYTES, read_file
+from ...text_files import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, format_left_out, format_line
 from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
 from ..records import Records

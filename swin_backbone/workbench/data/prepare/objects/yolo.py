@@ -14,7 +14,7 @@ import yaml
 from numpy.typing import NDArray
 
 from .....checks import DataError
-from ....configs.text_files import read_text
+from ...text_files import read_text
 from ..folder import DataFolder, format_left_out, format_line, is_yolo, parse_numbers, require_distinct
 from ..pairs import find_pairable_tags, find_tags, is_label
 from ..records import GivenSplit, PicturesBySplit, Records
