@@ -40,11 +40,11 @@ def train(model, rank, steps=STEPS):
     return losses
 
 
-def shard(model):
+def shard(model, kind=SwinBlock):
     from torch.distributed.fsdp import fully_shard
 
     for module in model.modules():
-        if isinstance(module, SwinBlock):
+        if isinstance(module, kind):
             fully_shard(module)
     return fully_shard(model)
 
@@ -92,15 +92,6 @@ def test_losses_are_those_of_ddp_and_checkpoints_go_in_and_out(tmp_path):
     assert torch.isfinite(alone(torch.rand(1, 3, 64, 64))[0]).all()
 
 
-def shard_stages(model):
-    from torch.distributed.fsdp import fully_shard
-
-    for module in model.modules():
-        if isinstance(module, SwinStage):
-            fully_shard(module)
-    return fully_shard(model)
-
-
 def wrap_by_size(model, least, keeps_parameters):
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
@@ -122,7 +113,7 @@ def whole_parameters(model):
 
 
 WAYS = {
-    'stages': shard_stages,
+    'stages': partial(shard, kind=SwinStage),
     'layers by size': partial(wrap_by_size, least=200, keeps_parameters=True),
     'blocks by size': partial(wrap_by_size, least=2000, keeps_parameters=False),
     'stages by size': partial(wrap_by_size, least=20000, keeps_parameters=True),

@@ -1,8 +1,6 @@
 """The resolved config: a function of its arguments, which is its own result, and a plain config of its toolbox."""
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import PYTHONPATH
+from helpers import PYTHONPATH, run_python
 from helpers.in_process import run_well
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, SIDE
 from helpers.openmmlab.own_folders import resolve
@@ -163,9 +161,6 @@ def test_the_toolboxs_own_tool_trains_the_saved_config_to_the_same_losses(toolbo
     seeds = ['randomness.seed=3', 'train_dataloader.sampler.shuffle=False']
     run_well('tools/train.py', config, *given, *seeds)
     tool = Path(find_spec(toolbox).origin).parent / '.mim' / 'tools' / 'train.py'
-    command = [sys.executable, tool, ours / config.name, '--work-dir', theirs]
-    variables = {**os.environ, 'PYTHONPATH': PYTHONPATH}
-    done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, env=variables)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python(tool, ours / config.name, '--work-dir', theirs, folder=tmp_path, path=PYTHONPATH)
     assert len(losses_of(ours)) == 4
     np.testing.assert_allclose(losses_of(theirs), losses_of(ours), rtol=1e-3)

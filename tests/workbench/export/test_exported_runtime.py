@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from PIL import Image
 pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
-from helpers import ROOT
+from helpers import ROOT, run_python
 from helpers.export.small_exports import require, save_checkpoint, small_config
 from helpers.export.tiny_export import export_to
 from helpers.in_process import error_of, run_well
@@ -111,9 +110,7 @@ def test_a_whole_model_of_one_size(work):
 
 
 def test_its_own_command_line_without_pictures(work):
-    command = [sys.executable, runtime.__file__, work / 'out']
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1
+    result = run_python(runtime.__file__, work / 'out', status=1)
     assert result.stderr.endswith('takes DIR PICTURE...: a folder that tools/export.py made, and pictures\n')
 
 
@@ -149,9 +146,8 @@ os.kill(os.getpid(), signal.SIGUSR1)
 def test_signals_are_handled_after_deleted_models(tmp_path):
     """A second Core of OpenVINO would restore the freed signal stack of the first Core."""
     pytest.importorskip('openvino', reason='openvino is not installed')
-    command = [sys.executable, '-c', TWO_MODELS, Path(runtime.__file__).parent, export_to(tmp_path / 'm', 'openvino')]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout) == (0, 'handled\n'), result.stderr
+    result = run_python('-c', TWO_MODELS, Path(runtime.__file__).parent, export_to(tmp_path / 'm', 'openvino'))
+    assert result.stdout == 'handled\n'
 
 
 WITHOUT_TORCH = """
@@ -174,7 +170,7 @@ numpy.savez('found.npz', *[result['labels'] for result in model.predict(pictures
 
 def test_it_runs_where_there_is_no_torch(work):
     (work / 'runtime.py').write_bytes((ROOT / 'swin_backbone' / 'workbench' / 'export' / 'runtime.py').read_bytes())
-    subprocess.run([sys.executable, '-c', WITHOUT_TORCH], cwd=work, check=True, timeout=120)
+    run_python('-c', WITHOUT_TORCH, folder=work)
     predictor = open_predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
     results = np.load(work / 'found.npz')
     for index, picture in enumerate(pictures_of(work)):
@@ -197,14 +193,6 @@ def test_a_missing_device_and_a_large_picture(work):
     model.info['limits']['pixels'] = 5000
     with pytest.raises(runtime.RuntimeProblem, match='of 64x90 pixels, 68x96 to the model, is more than the 5000'):
         list(model.predict(pictures_of(work)))
-
-
-def run(*arguments, cwd):
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def test_there_is_no_metric_without_a_test_set(work):
@@ -278,7 +266,7 @@ def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
     shutil.copy(ROOT / 'swin_backbone' / 'workbench' / 'export' / 'runtime.py', tmp_path)
     *_, example = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'guides' / 'deploy.md').read_text(), re.S)
     (tmp_path / 'example.py').write_text(example)
-    printed = run('example.py', *sorted((work / 'pictures').glob('*.png')), cwd=tmp_path)
+    printed = run_python('example.py', *sorted((work / 'pictures').glob('*.png')), folder=tmp_path).stdout
     assert len(printed.splitlines()) == 3
     assert all(re.search(r"\.png \{'class \d': '\d+%'", line) for line in printed.splitlines())
 

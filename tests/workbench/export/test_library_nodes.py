@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +14,7 @@ pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 import onnx
-from helpers import edited_json
+from helpers import edited_json, run_python
 from helpers.export.small_exports import save_checkpoint, small_config, small_swin
 from torch import nn
 
@@ -215,8 +214,7 @@ def test_the_library_lies_in_the_folder_and_runs_without_torch(format, exported,
         "threads = os.listdir('/proc/self/task') if sys.argv[2:] == ['openvino', 'linux'] else []\n"
         'assert all(os.sched_getaffinity(int(thread)) == os.sched_getaffinity(0) for thread in threads)'
     )
-    command = [sys.executable, '-c', code, 'out', format, sys.platform]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    run_python('-c', code, 'out', format, sys.platform, folder=tmp_path)
 
 
 def test_users_register_the_installed_library(exported, v1):

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import run_python
 from helpers.in_process import error_of
 
 pytest.importorskip('jinja2', reason='jinja2 is not installed')
@@ -70,18 +68,11 @@ def objects(tmp_path):
     return save(tmp_path / 'labels.json', coco), save(tmp_path / 'results.json', results)
 
 
-def run_tool(*words):
-    variables = {**os.environ, 'PYTHONPATH': str(ROOT)}
-    command = [sys.executable, '-c', WITHOUT_TORCH, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
-
-
 def test_a_detector_of_another_program_without_torch(objects, tmp_path):
     labels, results = objects
     words = ['--labels', labels, '--results', results, '--pictures', tmp_path]
     for folder in ('one', 'two'):
-        done = run_tool(*words, '--out-dir', tmp_path / folder)
-        assert done.returncode == 0, done.stderr
+        done = run_python('-c', WITHOUT_TORCH, *words, '--out-dir', tmp_path / folder)
         assert done.stdout == f'{tmp_path / folder / "index.html"}\n'
     first, second = ((tmp_path / folder / 'report.json').read_bytes() for folder in ('one', 'two'))
     assert first == second
@@ -90,8 +81,7 @@ def test_a_detector_of_another_program_without_torch(objects, tmp_path):
     assert [row['objects'] for row in report['classes']] == [2, 2]
     assert report['overall']['AP'] == pytest.approx((1 + 51 / 101) / 2, abs=0.01)
     assert (tmp_path / 'one/index.html').read_text().count('<image') > 0
-    again = run_tool(*words, '--out-dir', tmp_path / 'one')
-    assert again.returncode == 1
+    again = run_python('-c', WITHOUT_TORCH, *words, '--out-dir', tmp_path / 'one', status=1)
     assert 'report.json is there already' in again.stderr
 
 
@@ -370,8 +360,7 @@ def test_files_of_two_kinds_are_refused(tmp_path, objects):
         find_task(labels, tmp_path)
     with pytest.raises(ValueError, match=f'there is no {tmp_path}/absent.json'):
         find_task(labels, tmp_path / 'absent.json')
-    done = run_tool('--labels', labels, '--out-dir', tmp_path / 'out')
-    assert done.returncode == 2
+    done = run_python('-c', WITHOUT_TORCH, '--labels', labels, '--out-dir', tmp_path / 'out', status=2)
     assert 'give CONFIG CKPT, or --labels L --results R' in done.stderr
 
 
