@@ -23,7 +23,7 @@ from .configs.data_parts import describe_tested_data, require_data
 from .configs.initial_weights import find_weights, set_load_from
 from .configs.training_settings import refuse_keys_of_options
 from .data.annotations import uses_masks
-from .data.prepare.config import describe_lost_weights
+from .data.prepare.config import describe_lost_class_weights
 from .data.prepare.user_data import UserData, index_user_data
 from .export.predictor import ExportedPredictor, is_exported, use_exported_model
 from .predict.predictor import Predictor
@@ -78,7 +78,7 @@ class Job:
         self.data = data
         self.cfg = combine(base, options, data)
         if data:
-            self.print_once(*describe_lost_weights(base, self.cfg))
+            self.print_once(*describe_lost_class_weights(base, self.cfg))
 
     def print_once(self, *lines: str) -> None:
         """Print lines in the first process of a run."""

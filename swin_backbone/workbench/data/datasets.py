@@ -66,7 +66,7 @@ class BuiltDatasets:
                 if hasattr(dataset, 'full_init'):
                     dataset.full_init()
             except Exception as error:
-                raise build_error(config, error) from error
+                raise make_build_error(config, error) from error
         self._built.setdefault(phase, []).append((copy.deepcopy(config), dataset))
         return dataset
 
@@ -109,7 +109,7 @@ def iter_base_datasets(dataset: Any) -> Iterator[BaseDataset]:
         yield from iter_base_datasets(inner)
 
 
-def build_error(dataset: Any, error: Exception) -> DataError:
+def make_build_error(dataset: Any, error: Exception) -> DataError:
     """Return the error of a data set that could not be built, with the wrong file if there is one."""
     if isinstance(error, DataError):
         return error

@@ -102,7 +102,7 @@ class Inference:
                     try:
                         model_input = self.predictor.preprocess(frame)
                     except ValueError as error:
-                        self.fail_medium(medium, num_done, '', error)  # '': the error names the file
+                        self.fail_medium(medium, num_done, error)  # which names the file
                         break
                     yield LoadedFrame(frame, model_input)
                     num_done += 1
@@ -136,7 +136,7 @@ class Inference:
         except Exception as error:
             if len(group) == 1:
                 frame = group[0].frame
-                self.fail_medium(frame.medium, frame.number, 'the model fails on it', error)
+                self.fail_medium(frame.medium, frame.number, error, 'the model fails on it')
                 return
             for loaded in group:
                 self.predict_and_write([loaded])
@@ -148,7 +148,7 @@ class Inference:
             try:
                 self.writer.write(frame, sample, model_input)
             except Exception as error:
-                self.fail_medium(frame.medium, frame.number, 'its predictions cannot be drawn or written', error)
+                self.fail_medium(frame.medium, frame.number, error, 'its predictions cannot be drawn or written')
             else:
                 self.written.add(frame.medium)
                 self.progress.advance(self.task)
@@ -161,15 +161,15 @@ class Inference:
         try:
             self.writer.close_video()
         except Exception as error:
-            self.fail_medium(video.source, 0, 'its video cannot be written', error)
+            self.fail_medium(video.source, 0, error, 'its video cannot be written')
 
-    def fail_medium(self, medium: Medium, num_done: int, what: str, error: Exception) -> None:
-        """Leave out the rest of a medium. Raise an error that affects all media, such as a full disk."""
+    def fail_medium(self, medium: Medium, first_lost: int, error: Exception, what: str = '') -> None:
+        """Leave out a medium from a frame on. Raise an error that affects all media, such as a full disk."""
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = describe_error(error).partition('\n')[0]
-        self.failed[medium] = num_done
-        self.print_left_out(medium, num_done, f'{medium.path}: {what}: {reason}' if what else reason)
+        self.failed[medium] = first_lost
+        self.print_left_out(medium, first_lost, f'{medium.path}: {what}: {reason}' if what else reason)
 
     def is_left_out(self, frame: Frame) -> bool:
         return frame.number >= self.failed.get(frame.medium, math.inf)

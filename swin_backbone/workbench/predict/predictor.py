@@ -96,8 +96,9 @@ class Predictor:
             file_steps, pixel_steps = _split_pipeline(cfg)
             self._file_pipeline = Compose(file_steps)
             self.is_dropping_bits = any(map(drops_bits, self._file_pipeline.transforms))
-            step = file_steps[-1] if file_steps and file_steps[-1]['type'] == LOADER else dict(type=LOADER)
-            self.pipeline = Compose([step, *pixel_steps])
+            # The loading step is in both: it reads a file there, and converts the colours of pixels here
+            loading_step = file_steps[-1] if file_steps and file_steps[-1]['type'] == LOADER else dict(type=LOADER)
+            self.pipeline = Compose([loading_step, *pixel_steps])
             self.loading_step: LoadPicture = self.pipeline.transforms[0]
             self._described = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
 

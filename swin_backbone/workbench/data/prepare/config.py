@@ -60,8 +60,8 @@ def _put_objects(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]
         for transform in _iter_transforms(cfg):
             if 'poly2mask' in transform:
                 transform.poly2mask = True
-    _leave_out_semantics(cfg)
-    _segment_instances(cfg, len(data.classes))
+    _drop_semantic_branches(cfg)
+    _turn_panoptic_into_instances(cfg, len(data.classes))
     metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
     for phase, split in splits.items():
@@ -78,7 +78,7 @@ def _put_objects(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]
     set_num_classes(cfg.model, len(data.classes))
 
 
-def _leave_out_semantics(cfg: Config) -> None:
+def _drop_semantic_branches(cfg: Config) -> None:
     """Remove the branches of HTC and SCNet for labels of pixels: COCO's annotations have no such labels."""
     roi_head = cfg.model.get('roi_head')
     if isinstance(roi_head, dict) and 'semantic_head' in roi_head:
@@ -89,7 +89,7 @@ def _leave_out_semantics(cfg: Config) -> None:
                 transform.with_seg = False
 
 
-def _segment_instances(cfg: Config, num_classes: int) -> None:
+def _turn_panoptic_into_instances(cfg: Config, num_classes: int) -> None:
     """Change a panoptic MaskFormer to segment instances."""
     loads = [step for step in _iter_transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
@@ -205,7 +205,7 @@ def set_num_classes(model: Any, num_classes: int) -> None:
             old_number = old_numbers[max(around, key=len)] if around else None
             may_have_background = 'loss_decode' not in key
             weights = list(part['class_weight'])
-            part['class_weight'] = _fit_weights(weights, old_number, num_classes, may_have_background)
+            part['class_weight'] = _fit_class_weights(weights, old_number, num_classes, may_have_background)
 
 
 def _may_have_classes_of_data(name: str, part: Any) -> bool:
@@ -214,7 +214,7 @@ def _may_have_classes_of_data(name: str, part: Any) -> bool:
     return name not in PARTS_WITH_OWN_CLASSES
 
 
-def _fit_weights(
+def _fit_class_weights(
     weights: list[float], old_number: Optional[int], num_classes: int, may_have_background: bool
 ) -> Optional[list[float]]:
     """Return the weights of a loss for a number of classes; None for different weights of other classes.
@@ -231,7 +231,7 @@ def _fit_weights(
     return [*of_classes[:1] * num_classes, *of_background] if len(set(of_classes)) == 1 else None
 
 
-def describe_lost_weights(before: Config, after: Config) -> Iterator[str]:
+def describe_lost_class_weights(before: Config, after: Config) -> Iterator[str]:
     """Yield a line for each loss that has lost its weights by class."""
     for key, value in walk(before.get('model'), 'model'):
         if key.endswith('.class_weight') and isinstance(value, (list, tuple)) and get_setting(after, key) is None:

@@ -16,7 +16,7 @@ CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_da
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
-LABELME_MARKS = ['__ignore__', '_background_']  # begin labelme's labels.txt: no class, of value -1, and the ground
+LABELME_MARKS = ['__ignore__', '_background_']  # the first names of labelme's labels.txt; the first has the value -1
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 # A line of CVAT's labelmap.txt: name:R,G,B:parts:actions. Labels of boxes may have no colour
 LABELMAP = re.compile(r'([^:]+):(?:\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*)?:.*')

@@ -12,7 +12,7 @@ from mmengine.config import Config
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.workbench.data.prepare.config import describe_lost_weights, put_data, set_num_classes
+from swin_backbone.workbench.data.prepare.config import describe_lost_class_weights, put_data, set_num_classes
 from swin_backbone.workbench.data.prepare.user_data import index_user_data
 
 
@@ -104,7 +104,7 @@ def test_weights_of_a_loss_stay_if_they_are_of_as_many_classes(weights, before, 
     for _ in range(2):  # the second time changes nothing
         set_num_classes(cfg.model, number)
         assert cfg.model.head.loss.class_weight == expected
-    lines = list(describe_lost_weights(original, cfg))
+    lines = list(describe_lost_class_weights(original, cfg))
     assert len(lines) == (expected is None)
     assert all(
         'model.head.loss.class_weight of the config: its 4 weights are of other classes' in line for line in lines
