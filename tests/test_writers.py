@@ -44,7 +44,7 @@ def test_many_threads_write_one_file(tmp_path):
         assert list(pool.map(write_often, range(NUMBER), [tmp_path / 'a.bin'] * NUMBER)) == ['whole'] * NUMBER
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path, monkeypatch):
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path):
     remove_leftovers.cache_clear()
     old, new = tmp_path / f'{PARTIAL}{"0" * 16}-a.png', tmp_path / f'{PARTIAL}{"1" * 16}-a.png'
     folder, mine = tmp_path / f'{PARTIAL}{"2" * 16}-b', tmp_path / f'{PARTIAL}of-me.png'

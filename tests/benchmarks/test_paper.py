@@ -43,7 +43,7 @@ def test_a_compiled_forward_fuses():
     assert traffic.bytes == {'fused': (5 * 6 + 4 * 6) * 6 + 2 * 2 * 20, 'extern_kernels.mm': 2 * (5 * 6 + 4 * 6 + 20)}
 
 
-def test_the_table(tmp_path, monkeypatch, capsys):
+def test_the_table(tmp_path, monkeypatch):
     words = ['--paper', '--arch', 'nano', '--peers', 'mmdet', '--shape', '200', '--json', str(tmp_path / 'gpu.json')]
     monkeypatch.setattr(sys, 'argv', ['gpu.py', *words])
     assert gpu.main() == 0

@@ -80,7 +80,7 @@ def test_every_initializer_writes_over_the_papers_weights(init_cfg):
 
 
 @pytest.mark.parametrize('init_cfg', [None, dict(type='Xavier', layer='Linear')])
-def test_a_detector_initialises_and_logs_each_parameter_once(tmp_path, capsys, init_cfg):
+def test_a_detector_initialises_and_logs_each_parameter_once(tmp_path, init_cfg):
     MMLogger.get_instance(tmp_path.name, log_file=str(tmp_path / 'log'))
     model = Detector(init_cfg=init_cfg)
     calls, init_weights = [], model.backbone.init_weights

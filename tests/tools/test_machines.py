@@ -21,7 +21,6 @@ from helpers import ROOT, run_python
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable, 'PYTHONPATH': str(ROOT)}
 ENVIRONMENT['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'  # a shared store has addresses of lost processes (torch 2.13)
 LIMIT_S = 300
-END_S = 30  # all ranks end within this time after a loss
 
 
 def free_port():

@@ -66,7 +66,7 @@ def in_theirs(part):
     return ast.literal_eval(repr(part.to_dict()).replace("'swin_backbone.", "'"))
 
 
-def test_order_of_work_dirs(tmp_path):
+def test_order_of_work_dirs():
     assert load_config(MASK_RCNN, 'x', {}, 'none').work_dir == 'x'
     assert load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
     default = load_config(MASK_RCNN, None, None, 'none').work_dir

@@ -97,7 +97,7 @@ def test_keys_of_a_schedule_whose_warm_up_is_gone_are_named(pictures, moved, mil
 @pytest.mark.parametrize(('options', 'is_own'), [
     (Options(lr=1e-4), True), (Options(cfg_options={'optim_wrapper.optimizer.lr': 1e-4}), True), (Options(), False),
 ])  # fmt: skip
-def test_a_rate_of_the_user_gets_no_hint(own, options, is_own):
+def test_a_rate_of_the_user_gets_no_hint(options, is_own):
     config, options = read_config(RETINANET), replace(options, batch=2)
     lines = resolve_training(combine(config, options), options).changes
     assert any('--auto-scale-lr scales it' in line for line in lines) != is_own

@@ -73,7 +73,7 @@ def test_a_wrong_label_is_named_before_and_during_training(record_fault, own, ki
     record_fault('bad_data', 2)
 
 
-def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
+def test_labels_of_one_channel_are_read_whatever_their_mode(own):
     folder = own / 'labels' / 'train'
     palette = Image.fromarray(np.ones((SIZE, SIZE), np.uint8), 'P')
     palette.putpalette([0, 0, 0, 250, 0, 0])
@@ -217,7 +217,7 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
     record_fault('bad_data')
 
 
-def test_nothing_but_unreadable_pictures_ends_with_a_sentence(record_fault, own, tmp_path):
+def test_nothing_but_unreadable_pictures_ends_with_a_sentence(record_fault, own):
     for path in (own / 'images' / 'train').iterdir():
         truncate(path)
     for words in (detection(own), segmentation(own)):
@@ -292,7 +292,7 @@ def test_pictures_of_one_pixel_are_trained_and_tested_on(own, words, tmp_path):
     assert 'loss: nan' not in log_of(tmp_path / 'work')
 
 
-def test_good_data_is_a_table_and_no_error(own, tmp_path):
+def test_good_data_is_a_table_and_no_error(own):
     for words in (detection(own), segmentation(own)):
         result = run_well('tools/check_data.py', *words)
         assert 'error' not in result.stdout

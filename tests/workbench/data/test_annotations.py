@@ -147,7 +147,7 @@ def test_masks_of_other_formats_are_looked_at_with_their_picture(record_fault, d
         record_fault('annotations')
 
 
-def test_an_rle_must_have_the_size_of_its_picture(record_fault, data, tmp_path):
+def test_an_rle_must_have_the_size_of_its_picture(record_fault, data):
     """mmdet would read a turned RLE pixel by pixel, without an error."""
     turned = rle([10, 20, SIDE * 24 - 30], (24, SIDE))
 
@@ -160,7 +160,7 @@ def test_an_rle_must_have_the_size_of_its_picture(record_fault, data, tmp_path):
     record_fault('annotations')
 
 
-def test_lvis_annotations_may_lack_file_name(data, tmp_path):
+def test_lvis_annotations_may_lack_file_name(tmp_path):
     path = tmp_path / 'lvis.json'
     coco = good_coco()
     for image in coco['images']:

@@ -180,7 +180,7 @@ def test_colours_of_other_photometric_interpretations(tmp_path, predictor, monke
             np.testing.assert_array_equal(read_picture(path), wanted, f'{name} by tifffile')
 
 
-def test_what_no_decoder_reads_has_a_reason(tmp_path, predictor, monkeypatch, record_fault):
+def test_what_no_decoder_reads_has_a_reason(tmp_path, monkeypatch, record_fault):
     rgb = bands_of(np.uint8, 3).transpose(1, 2, 0)
     tifffile.imwrite(tmp_path / 'a.tif', rgb, photometric='rgb', compression='jpeg2000')
     np.testing.assert_array_equal(read_picture(tmp_path / 'a.tif'), rgb[..., ::-1])  # tifffile, as GDAL lacks the codec

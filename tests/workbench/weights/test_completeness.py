@@ -89,7 +89,7 @@ def test_a_weight_of_another_shape_is_named(detector):
         fits(detector, {'state_dict': state})
 
 
-def test_the_toolboxes_own_swin_too(detector):
+def test_the_toolboxes_own_swin_too():
     model = build(DETECTOR, swin='SwinTransformer')
     state = model.state_dict()
     wrapped = {f'module.{key}': value for key, value in state.items() if 'relative_position_index' not in key}

@@ -45,7 +45,7 @@ def test_the_data_must_be_for_the_toolbox(own):
 
 
 @pytest.mark.parametrize('test', [True, False])
-def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
+def test_a_test_set_of_the_user_is_that_of_the_config(tmp_path, test):
     """Roboflow's folders train, valid and test: the test is no second validation."""
     root = make_own_data(tmp_path / 'own')
     if test:

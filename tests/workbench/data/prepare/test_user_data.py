@@ -54,14 +54,14 @@ def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
     lambda own: os.utime(own / 'train.json', (0, 0)),
     lambda own: (own / 'images' / 'train' / '9.png').write_bytes(b''),
 ])  # fmt: skip
-def test_names_sizes_and_times_of_all_files_decide(own, tmp_path, change):
+def test_names_sizes_and_times_of_all_files_decide(own, change):
     first = index_user_data(own)
     assert index_user_data(own) == first
     change(own)
     assert index_user_data(own).splits['train'].file != first.splits['train'].file
 
 
-def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
+def test_equal_data_are_read_once(own, monkeypatch):
     """Also by several processes or threads that start together."""
     calls, find = [], user_data.read_data
     monkeypatch.setattr(user_data, 'read_data', lambda *given: calls.append(1) or find(*given))
@@ -74,7 +74,7 @@ def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
         found[0].classes = ()
 
 
-def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
+def test_an_index_of_a_process_that_died_is_written_again(own):
     data = index_user_data(own)
     index = Path(data.splits['train'].file)
     (index.parent / user_data.DATASET_FILE).unlink()
@@ -107,7 +107,7 @@ def find_index(root):
     return Path(index_user_data(root).splits['train'].file).parent
 
 
-def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
+def test_each_split_keeps_the_ids_of_its_categories(own):
     """Results of a test have the ids of the user's test data."""
     with edited_json(own / 'val.json') as coco:
         for item in (*coco['categories'], *coco['annotations']):
@@ -121,7 +121,7 @@ def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
     assert splits['val'].objects == dict(nut=1, bolt=1)
 
 
-def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
+def test_objects_of_no_image_are_named_and_left_out(own):
     with edited_json(own / 'train.json') as coco:
         coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
     data = index_user_data(own)
@@ -141,7 +141,7 @@ def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
     record_fault('bad_data')
 
 
-def test_pictures_that_are_not_there_are_a_line(own, tmp_path, record_fault):
+def test_pictures_that_are_not_there_are_a_line(own, record_fault):
     """They are not those of the same name of another split."""
     (own / 'images' / 'val' / '1.png').unlink()
     data = index_user_data(own)
@@ -151,7 +151,7 @@ def test_pictures_that_are_not_there_are_a_line(own, tmp_path, record_fault):
     record_fault('bad_data')
 
 
-def test_pictures_of_two_files_are_named(own, tmp_path):
+def test_pictures_of_two_files_are_named(own):
     with edited_json(own / 'val.json') as coco:
         for image in coco['images']:
             image['file_name'] = f'images/val/{image["file_name"]}'
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_variable(own, tmp_pat
         index_user_data(own)
 
 
-def test_what_is_counted(own, tmp_path):
+def test_what_is_counted(own):
     data = index_user_data(own)
     train, val = data.splits['train'], data.splits['val']
     assert (train.num_pictures, val.num_pictures, train.most_objects, dict(train.objects)) == (
@@ -204,7 +204,7 @@ def test_what_is_counted(own, tmp_path):
     assert (data.classes, data.root, data.scope) == (('nut', 'bolt'), str(own), 'mmdet')
 
 
-def test_ids_that_count_from_0_stay_those_of_the_user(own, tmp_path):
+def test_ids_that_count_from_0_stay_those_of_the_user(own):
     """COCO's evaluation counts an object with the id 0 as not found."""
     with edited_json(own / 'val.json') as coco:
         for number, item in enumerate(coco['annotations']):
@@ -223,7 +223,7 @@ def test_objects_of_other_formats_have_their_file_and_place(tmp_path):
         assert Path(file).read_text().splitlines()[int(place) - 1]
 
 
-def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
+def test_a_test_stays_beside_equal_training_and_validation(own):
     (own / 'val.json').rename(own / 'test.json')
     coco = read_coco(own)
     for image in coco['images']:
@@ -239,7 +239,7 @@ def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
     assert names == ['images/val/0.png', 'images/val/1.png']
 
 
-def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
+def test_pictures_of_lvis_are_found_by_their_addresses(own):
     for split in ('train', 'val'):
         with edited_json(own / f'{split}.json') as coco:
             for image in coco['images']:
@@ -250,7 +250,7 @@ def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
 
 
 @pytest.mark.parametrize('order', [1, -1])
-def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
+def test_of_categories_of_one_name_the_used_one_stays(own, order):
     for split in ('train', 'val'):
         with edited_json(own / f'{split}.json') as coco:
             coco['categories'] = [*coco['categories'], dict(id=9, name='nut')][::order]
@@ -259,7 +259,7 @@ def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
     assert data.splits['train'].objects['nut'] > 0
 
 
-def test_a_name_of_a_category_that_is_no_text_is_named(own, tmp_path):
+def test_a_name_of_a_category_that_is_no_text_is_named(own):
     with edited_json(own / 'train.json') as coco:
         coco['categories'][0]['name'] = ['nut']
     with pytest.raises(DataError, match='name takes a string'):
@@ -278,7 +278,7 @@ def test_a_group_of_labelme_may_be_of_any_type(tmp_path):
     assert index_user_data(root).splits['train'].objects == dict(nut=1)
 
 
-def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
+def test_names_of_pictures_in_two_folders_are_a_warning(own):
     (own / 'train.json').rename(own / 'objects.json')
     (own / 'val.json').unlink()
     (own / 'images' / 'train').rename(own / 'images' / 'a')
@@ -287,14 +287,14 @@ def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
     assert '  warning     pictures of objects.json are in images/a and images/b: images/a is taken' in lines
 
 
-def test_a_test_without_objects_is_left_out_with_a_line(own, tmp_path):
+def test_a_test_without_objects_is_left_out_with_a_line(own):
     write_coco(own, 'test', dict(read_coco(own, 'val'), annotations=[]))
     data = index_user_data(own)
     assert {*data.splits} == {'train', 'val'}
     assert f'  left out    {own}/test.json, a test without objects' in data.lines
 
 
-def test_a_json_without_pictures_beside_a_full_one_is_a_warning(own, tmp_path):
+def test_a_json_without_pictures_beside_a_full_one_is_a_warning(own):
     write_coco(own, 'val', dict(images=[], annotations=[], categories=read_coco(own)['categories']))
     data = index_user_data(own)
     assert f'  warning     {own}/val.json has no pictures: it is no file for val' in data.lines
