@@ -17,7 +17,7 @@ from ...openmmlab.errors import ConfigError
 from ...whole_files import PARTIAL, write_whole
 from ..data.datasets import iter_base_datasets
 from .exact_resume import collect_position
-from .loops import ResumableEpochLoop, ResumableIterLoop
+from .loops import ResumableLoop
 
 
 class _FileNames(str):
@@ -81,7 +81,7 @@ class WholeCheckpointHook(CheckpointHook):
             checkpoint['meta']['category_ids'] = ids[0]
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float]) -> None:
-        if isinstance(runner._train_loop, (ResumableEpochLoop, ResumableIterLoop)):
+        if isinstance(runner._train_loop, ResumableLoop):
             runner._train_loop.validated_iter = runner.iter  # set before a checkpoint is saved at this moment
         super().after_val_epoch(runner, metrics)
 

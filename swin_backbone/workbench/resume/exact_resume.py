@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...checkpoints.errors import CheckpointError
 from ...openmmlab.errors import describe_error
 from ..weights.completeness import as_mapping, read_dataset_meta
-from .loops import ResumableEpochLoop, ResumableIterLoop
+from .loops import ResumableEpochLoop, ResumableIterLoop, ResumableLoop
 from .optimizer_state import load_optimizer, step_schedulers
 
 START_ANEW_HINT = 'to start anew from its weights, leave out --resume and set load_from'
@@ -52,7 +52,7 @@ def collect_position(runner: Runner) -> Optional[dict[str, Any]]:
             gradients: by parameter, for each rank, in the middle of an accumulation; None after a step.
     """
     loop = runner.train_loop
-    if not isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)):
+    if not isinstance(loop, ResumableLoop):
         return None
     return dict(
         sampler_seed=getattr(_find_sampler(runner), 'seed', None),
@@ -106,7 +106,7 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
     Epoch, iteration and batches are converted to the units of this run.
     """
     loop = runner.train_loop
-    if not isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)):
+    if not isinstance(loop, ResumableLoop):
         runner.logger.info(f'{type(loop).__name__} is a foreign loop: its random numbers are not resumed exactly.')
         return []
     state = meta.get('exact_resume')

@@ -1,70 +1,70 @@
 """mmengine's training loops with a start at any iteration, and random numbers that depend only on the iteration."""
 
-from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from mmengine.hooks import Hook
 from mmengine.registry import LOOPS
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from ..data.batches import ResumableBatchSampler, build_dataloader
 from ..data.seeds import STEP, seed_rng
 
 
-class ResumableEpochLoop(EpochBasedTrainLoop):
-    """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch."""
+class ResumableLoop(BaseLoop):
+    """What both loops share."""
 
-    batches_done = 0  # in this epoch
+    batches_done = 0  # in this epoch or, in a loop of iterations, in the whole training
     validated_iter = -1  # iteration of the last finished validation
     is_between_steps = True
+    endless: bool  # see `ResumableBatchSampler`
 
     def __init__(
         self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
     ) -> None:
-        super().__init__(runner, build_dataloader(runner, dataloader, endless=False), *args, **kwargs)
+        super().__init__(runner, build_dataloader(runner, dataloader, self.endless), *args, **kwargs)
+
+    def begin_at_position(self) -> bool:
+        """Place the data after the finished batches, and return whether the sampler can do this."""
+        sampler = self.dataloader.batch_sampler
+        if not isinstance(sampler, ResumableBatchSampler):
+            return False
+        sampler.begin_at(self.runner.seed, self.iter, self.batches_done)
+        return True
+
+    def run_iter(self, *args: Any) -> None:
+        self.is_between_steps = False
+        self.batches_done += 1
+        seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
+        super().run_iter(*args)
+        self.is_between_steps = True
+
+
+class ResumableEpochLoop(ResumableLoop, EpochBasedTrainLoop):
+    """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch."""
+
+    endless = False
 
     def run_epoch(self) -> None:
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        begin_at(self, self.batches_done)
+        self.begin_at_position()
         for idx, data_batch in enumerate(self.dataloader, self.batches_done):
             self.run_iter(idx, data_batch)
         self.batches_done = 0
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
-    def run_iter(self, idx: int, data_batch: Sequence[dict[str, Any]]) -> None:
-        self.is_between_steps = False
-        self.batches_done = idx + 1
-        seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
-        super().run_iter(idx, data_batch)
-        self.is_between_steps = True
 
-
-class ResumableIterLoop(IterBasedTrainLoop):
+class ResumableIterLoop(ResumableLoop, IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches."""
 
-    batches_done = 0  # in the whole training
-    validated_iter = -1
-    is_between_steps = True
-
-    def __init__(
-        self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
-    ) -> None:
-        super().__init__(runner, build_dataloader(runner, dataloader, endless=True), *args, **kwargs)
+    endless = True
 
     def run(self) -> Any:
-        if begin_at(self, self.batches_done):
+        if self.begin_at_position():
             self.dataloader_iterator = _Batches(self.dataloader, self.iter)
         return super().run()
-
-    def run_iter(self, data_batch: Sequence[dict[str, Any]]) -> None:
-        self.is_between_steps = False
-        self.batches_done += 1
-        seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
-        super().run_iter(data_batch)
-        self.is_between_steps = True
 
 
 class RepeatValidationHook(Hook):
@@ -78,12 +78,12 @@ class RepeatValidationHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         loop = runner.train_loop
-        if isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)) and _awaits_validation(loop):
+        if isinstance(loop, ResumableLoop) and _awaits_validation(loop):
             runner.logger.info(f'The validation after iteration {loop.iter} is repeated.')
             runner.val_loop.run()
 
 
-def _awaits_validation(loop: Union[ResumableEpochLoop, ResumableIterLoop]) -> bool:
+def _awaits_validation(loop: Any) -> bool:
     """Return whether mmengine's loop would validate now, and has not."""
     by_epoch = isinstance(loop, ResumableEpochLoop)
     done, end = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
@@ -91,15 +91,6 @@ def _awaits_validation(loop: Union[ResumableEpochLoop, ResumableIterLoop]) -> bo
         return False
     loop._decide_current_val_interval()
     return bool(done >= loop.val_begin and (done % loop.val_interval == 0 or done == end))
-
-
-def begin_at(loop: Union[ResumableEpochLoop, ResumableIterLoop], batches: int) -> bool:
-    """Place a loop's data after a number of batches, and return whether the sampler can do this."""
-    sampler = loop.dataloader.batch_sampler
-    if not isinstance(sampler, ResumableBatchSampler):
-        return False
-    sampler.begin_at(loop.runner.seed, loop.iter, batches)
-    return True
 
 
 class _Batches:
