@@ -1,7 +1,6 @@
 """--epochs, --batch, --shape, --lr, --patience, --seed, --workers, and settings of a config that depend on these."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -58,7 +57,7 @@ def apply_settings(cfg: Config, options: Options) -> None:
     if options.lr is not None:
         _set_lr(cfg, options.lr)
     if options.epochs is not None:
-        for part in _iter_parts(cfg.train_dataloader.get('dataset')):
+        for _, part in iter_parts(cfg.train_dataloader.get('dataset'), 'dataset'):
             if type_name(part) == 'RepeatDataset':
                 part['times'] = 1  # an epoch has each picture once
     if options.seed is not None:
@@ -311,17 +310,15 @@ def _scale_switch_points(node: Any, unit: str, old: int, new: int) -> None:
 
 def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     """Set the width and height of Resize in test, and scale all other sizes in pixels in proportion."""
-    tested = [
-        part for phase in ('test', 'val') for part in _iter_parts(cfg.get(f'{phase}_dataloader')) if _is_resize(part)
-    ]
+    loaders = [cfg.get('test_dataloader'), cfg.get('val_dataloader'), cfg.get('train_dataloader')]
+    tested = [part for _, part in iter_parts(loaders[:2]) if _is_resize(part)]
     if not tested:
         raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
     old = sorted(_to_pair(tested[0]['scale']))
     factors = min(scale) / old[0], max(scale) / old[1]
     model = cfg.get('model') or {}
-    nodes = [cfg.get(name) for name in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'data_preprocessor')]
-    nodes += [cfg.get('custom_hooks'), cfg.get('tta_pipeline'), model.get('data_preprocessor')]
-    for part in (part for node in nodes for part in _iter_parts(node)):
+    others = [cfg.get(name) for name in ('data_preprocessor', 'custom_hooks', 'tta_pipeline')]
+    for _, part in iter_parts([*loaders, *others, model.get('data_preprocessor')]):
         if _is_resize(part) and sorted(_to_pair(part['scale'])) == old:
             part['scale'] = scale
             continue
@@ -342,11 +339,6 @@ def _is_resize(part: dict[str, Any]) -> bool:
 
 def _to_pair(scale: Any) -> tuple[int, int]:
     return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
-
-
-def _iter_parts(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield each dict with a `type` in a part of a config, also nested dicts."""
-    return (part for _, part in iter_parts(node, '-'))
 
 
 def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:

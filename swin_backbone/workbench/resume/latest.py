@@ -29,16 +29,18 @@ def find_newest_checkpoint(work_dir: str, out_dir: str, template: str) -> Option
     Raises:
         CheckpointError: if all checkpoints are damaged.
     """
-    path_and_error: list[Optional[str]] = [None, None]
+    path = problem = None
     if is_main_process():
         try:
-            path_and_error[0] = _choose(work_dir, out_dir, template)
+            path = _choose(work_dir, out_dir, template)
         except CheckpointError as error:
-            path_and_error[1] = str(error)
-    broadcast_object_list(path_and_error)
-    if path_and_error[1] is not None:
-        raise CheckpointError(path_and_error[1])
-    return path_and_error[0]
+            problem = str(error)
+    shared = [path, problem]
+    broadcast_object_list(shared)
+    path, problem = shared
+    if problem is not None:
+        raise CheckpointError(problem)
+    return path
 
 
 def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
