@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -108,9 +107,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--keep-memory', action='store_true', help='use freed memory again, like the tools here')
     parser.add_argument('--busy-machine', action='store_true', help='permit other programs')
-    parser.add_argument(
-        '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
-    )
     args = parser.parse_args()
     args.shape = args.shape or [(512, 512)]
     if args.peers is None:
@@ -118,8 +114,6 @@ def parse_args() -> argparse.Namespace:
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
     if unknown:
         parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
-    if args.plot and args.plot.suffix not in ('.png', '.html'):
-        parser.error(f'--plot takes a name that ends in .png or .html, got {args.plot}')
     if set(filter(None, args.runtime.split(','))) - RUNTIMES.keys():
         parser.error(f'--runtime takes {",".join(RUNTIMES)}, got {args.runtime}')
     return args
@@ -164,7 +158,7 @@ def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int
     if args.runtime:
         with tempfile.TemporaryDirectory() as beside:
             models = {name: model.eval() for name, model in models.items()}
-            runs = exported_runs(models, [OURS], args.runtime.split(','), x_BCHW, args.threads, Path(beside))
+            runs = exported_runs(models, args.runtime.split(','), x_BCHW, args.threads, Path(beside))
             for dtype in (torch.float32, torch.bfloat16):
                 eager = timing.make_run(models[OURS], x_BCHW, False, dtype)
                 runs[f'{OURS}, torch {str(dtype).removeprefix("torch.")}'] = eager
@@ -215,23 +209,6 @@ def show(
     console.print(table)
 
 
-def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str) -> None:
-    from matplotlib.figure import Figure
-
-    from swin_backbone.workbench.pictures.save import save_figure
-
-    figure = Figure(figsize=(7, 5), layout='constrained')
-    axes = figure.subplots()
-    for model in dict.fromkeys(row['model'] for row in rows):
-        own = sorted((row['height'] * row['width'], row['value']) for row in rows if row['model'] == model)
-        axes.loglog(*zip(*own), marker='o', label=model)
-    axes.set(xlabel='pixels', ylabel=unit)
-    axes.set_title(textwrap.fill(title, 90), fontsize=9)
-    axes.grid(True, which='both', alpha=0.3)
-    axes.legend()
-    save_figure(figure, path, 120)
-
-
 def check_quiet(args: argparse.Namespace) -> None:
     """Raise ValueError if other programs use the CPU."""
     if args.device == 'cpu' and not args.memory and not args.busy_machine:
@@ -258,7 +235,7 @@ def main() -> None:
     what = 'training step' if args.train else 'forward'
     rows = []
     with exit_with_message():
-        check_outputs(args.json, args.plot, overwrite=args.overwrite)
+        check_outputs(args.json, overwrite=args.overwrite)
         check_quiet(args)
         builders = build_all(args)
         for shape in args.shape:
@@ -283,10 +260,6 @@ def main() -> None:
         data = json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1)
         with exit_with_message((OSError,)):
             write_whole(args.json, data.encode())
-    if args.plot:
-        title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
-        with exit_with_message((OSError,)):
-            plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)
 
 
 # --- a column of the documentation ------------------------------------------------------------------------------------
@@ -344,7 +317,6 @@ def compare(name: str, values: dict[str, float], float32: float) -> str:
 
 def exported_runs(
     models: dict[str, torch.nn.Module],
-    ours: Sequence[str],
     runtimes: Sequence[str],
     image: torch.Tensor,
     threads: Optional[int],
@@ -353,9 +325,8 @@ def exported_runs(
     """Return functions that run the backbones as ONNX models, by name, sizes and runtime.
 
     Args:
-        models: backbones by name, exported for the size of the image.
-        ours: names of backbones for `tools/export.py`: also with free sizes, and with the compiled library's operators.
-            `torch.onnx.export` exports the rest.
+        models: backbones by name, exported for the size of the image. `tools/export.py` exports ours, also with free
+            sizes and with the compiled library's operators; `torch.onnx.export` exports the rest.
         runtimes: names from `RUNTIMES`; OpenVINO also runs in bf16.
         beside: an empty folder for the files.
     """
@@ -375,7 +346,7 @@ def exported_runs(
         one_size = build_maps_graph(model, 'backbone', (image.shape[2], image.shape[3]))
         folder = beside / name
         folder.mkdir()
-        if name not in ours:
+        if name != OURS:
             _write_by_torch(one_size, image[:1], folder / MODEL_FILES['onnx'])
             add(f'{name}, fixed size', one_size, folder)
             continue
