@@ -8,13 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from ...openmmlab.errors import ConfigError
-from ...whole_files import PARTIAL, write_whole
+from ...whole_files import write_whole
 from ..data.datasets import iter_base_datasets
 from .exact_resume import collect_position
 from .loops import ResumableLoop
@@ -70,10 +69,6 @@ class WholeCheckpointHook(CheckpointHook):
         for key in [key for key in info if key.startswith('best_ckpt')]:  # the folder may have moved
             info[key] = os.path.join(self.find_folder(runner), re.split(r'[/\\]', info[key])[-1])
         super().before_train(runner)
-        if is_main_process() and '://' not in str(self.out_dir):
-            for name in ('epoch', 'iter', 'best'):  # left by a killed training: the lock excludes a running one
-                for partial in Path(self.out_dir).glob(f'{PARTIAL}*-{name}_*.pth'):
-                    partial.unlink()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         ids = [getattr(base, 'cat_ids', None) for base in iter_base_datasets(runner.train_dataloader.dataset)]
