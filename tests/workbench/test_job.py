@@ -213,7 +213,7 @@ def changed(change, *more):
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     info = dict(classes=(), task='maps')
-    monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_: SimpleNamespace(info=info))
+    monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_: SimpleNamespace(manifest=info))
     monkeypatch.setattr(job, 'build_runner', lambda cfg, *_, **__: cfg)
     loader = dict(dataset=dict(type='CocoDataset'))
     cfg = start(job.Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict(), train_dataloader=loader))))

@@ -20,8 +20,8 @@ CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of 
 HEADS_OF_MORE_CLASSES = ('panoptic_fusion_head', 'semantic_head')  # of models with classes of several kinds
 
 
-def check_classes(cfg: Config) -> None:
-    """Check that the heads of a model have the number of classes of each data set. Raises: see `compare_classes`.
+def require_class_counts(cfg: Config) -> None:
+    """Check that the heads of a model have the number of classes of each data set. Raises: see `require_class_count`.
 
     A data set of a toolbox with the classes of its METAINFO is left out: trackers are tested on data with more classes
     than their models have.
@@ -31,10 +31,10 @@ def check_classes(cfg: Config) -> None:
             for where, dataset in list_dataset_configs(cfg, phase):
                 package = getattr(find_class(dataset), '__module__', '').partition('.')[0]
                 if package not in TOOLBOXES or _find_named_classes(dataset) is not None:
-                    compare_classes(cfg, find_class_names(dataset), where)
+                    require_class_count(cfg, find_class_names(dataset), where)
 
 
-def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
+def require_class_count(cfg: Config, classes: Sequence[str], where: str) -> None:
     """Compare the heads of a model with the classes of `where`.
 
     Raises:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...checks import DataError
 from ...options import Options
 from ...sizes import Size
-from ..configs.check import compare_classes, find_class_names
+from ..configs.class_counts import find_class_names, require_class_count
 from ..configs.data_parts import list_dataset_configs, require_data
 from ..configs.initial_weights import set_load_from
 from ..data.load_picture import LoadPicture, drops_bits
@@ -30,7 +30,7 @@ from ..pictures.colours import distinct_colours
 from ..predict.predictor import Predictor, add_background
 from ..predict.thresholds import SCORE_THR
 from ..runner.build import build_runner
-from ..weights.completeness import compare_names
+from ..weights.completeness import compare_class_names
 from .picture import load_bands
 from .runtime import MANIFEST, Result, RuntimeModel, RuntimeProblem, resized_size
 
@@ -40,9 +40,9 @@ def is_exported(path: str) -> bool:
     return os.path.isfile(os.path.join(path, MANIFEST))
 
 
-def find_scope(info: Mapping[str, Any]) -> str:
+def find_scope(manifest: Mapping[str, Any]) -> str:
     """Return the toolbox of an exported model, by the contents of its deploy.json."""
-    return 'mmseg' if info['task'] == 'segmentation' else 'mmdet'
+    return 'mmseg' if manifest['task'] == 'segmentation' else 'mmdet'
 
 
 class ExportedPredictor(Predictor):
@@ -61,15 +61,15 @@ class ExportedPredictor(Predictor):
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         # without super().__init__, which builds a torch module from a config
         self.model: Any = RuntimeModel(folder, device, threads)
-        info = self.model.info
-        self.scope = find_scope(info)
-        self.loading_step = LoadPicture(**info['preprocessing'].get('load', {}))
+        manifest = self.model.manifest
+        self.scope = find_scope(manifest)
+        self.loading_step = LoadPicture(**manifest['preprocessing'].get('load', {}))
         self.is_dropping_bits = drops_bits(self.loading_step)
-        stored = info.get('score_thr')
+        stored = manifest.get('score_thr')
         self.score_thr = SCORE_THR if stored is None else stored
-        palette = info.get('palette') or distinct_colours(len(self.model.classes))
+        palette = manifest.get('palette') or distinct_colours(len(self.model.classes))
         self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
-        self.meta['category_ids'] = info.get('category_ids', ())
+        self.meta['category_ids'] = manifest.get('category_ids', ())
 
     def read_pixels(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
@@ -84,7 +84,7 @@ class ExportedPredictor(Predictor):
         """
         pixels = np.atleast_3d(self.loading_step.convert_colours(frame.pixels))
         try:
-            self.model.check(pixels)
+            self.model.require_picture(pixels)
         except RuntimeProblem as error:
             raise ValueError(f'{frame.medium.path}: {error}') from error
         return dict(inputs=pixels)
@@ -97,22 +97,22 @@ class ExportedPredictor(Predictor):
     def scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
         """See `Predictor.scores`."""
         (result,) = self.model.predict([model_input['inputs']], logits=True)
-        return add_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
+        return add_background(result['logits'].astype(np.float32), self.model.manifest.get('threshold'))
 
     def input_size(self, size: Size) -> Size:
         """See `Predictor.input_size`."""
-        return resized_size(size, self.model.info['preprocessing']['resize'])
+        return resized_size(size, self.model.manifest['preprocessing']['resize'])
 
     @property
     def window_alignment(self) -> int:
         """See `Predictor.window_alignment`; 1 for a folder without one."""
-        return int(self.model.info.get('period', 1))
+        return int(self.model.manifest.get('period', 1))
 
     @property
     def fingerprint(self) -> str:
         """See `Predictor.fingerprint`."""
         names = ('sha256', 'precision', 'preprocessing', 'classes')
-        described = json.dumps([self.model.info[name] for name in names], sort_keys=True)
+        described = json.dumps([self.model.manifest[name] for name in names], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()
 
 
@@ -126,7 +126,7 @@ class ExportedModel(BaseModel):
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         super().__init__()
         self.runtime = RuntimeModel(folder, device, threads)
-        self.load_settings = self.runtime.info['preprocessing'].get('load', {})
+        self.load_settings = self.runtime.manifest['preprocessing'].get('load', {})
 
     def test_step(self, batch: dict[str, Any]) -> list[BaseDataElement]:
         """Return the samples of a batch with their results.
@@ -152,15 +152,17 @@ class ExportedModel(BaseModel):
 
 def use_exported_model(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
     """Put an exported model in the place of a config's model, to be tested with the config's data and metric."""
-    info = RuntimeModel(folder, device, threads).info  # raises errors before the data are read
-    scope = find_scope(info)
+    manifest = RuntimeModel(folder, device, threads).manifest  # raises errors before the data are read
+    scope = find_scope(manifest)
     if scope != cfg.get('default_scope', scope):
         raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
-    compare_classes(cfg, info.get('classes', ()), folder)
+    classes = manifest.get('classes', ())
+    require_class_count(cfg, classes, folder)
     with DefaultScope.overwrite_default_scope(scope):
         tested = [find_class_names(dataset) for _, dataset in list_dataset_configs(cfg, 'test')]
-    for warning in filter(None, (compare_names(info.get('classes', ()), classes, folder) for classes in tested)):
-        warnings.warn(warning, stacklevel=2)
+    for names in tested:
+        if warning := compare_class_names(classes, names, folder):
+            warnings.warn(warning, stacklevel=2)
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     set_load_from(cfg, None)
 

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 MANIFEST = 'deploy.json'
 REQUIRED_KEYS = ('format', 'precision', 'task', 'file', 'sha256', 'inputs', 'outputs')  # of every deploy.json
-DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
+PROVIDERS = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
 SCORE_THR = 0.3  # lowest score of a printed object, unless deploy.json has another
-CORE_LOCK = Lock()
+OPENVINO_LOCK = Lock()
 TIFF = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the first bytes of a file
 FLAGS = {
     'color': cv2.IMREAD_COLOR,
@@ -62,7 +62,7 @@ class RuntimeModel:
         threads: number of CPU threads; None: the runtime's default.
 
     Attributes:
-        info: the contents of deploy.json.
+        manifest: the contents of deploy.json.
         classes: the names of the classes.
 
     Raises:
@@ -71,15 +71,15 @@ class RuntimeModel:
 
     def __init__(self, folder: Any, device: str = 'cpu', threads: Optional[int] = None):
         self.folder = Path(folder)
-        self.info = read_manifest(self.folder)
-        check_files(self.folder, self.info)
-        openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
-        if self.info['format'] not in [*openers]:  # not `in openers`: a damaged file may have a list, which has no hash
-            allowed = ' or '.join(openers)
-            raise RuntimeProblem(f'{self.folder / MANIFEST}: format takes {allowed}, got {self.info["format"]!r}')
-        library = _load_library(self.folder / self.info['library']) if 'library' in self.info else None
-        self._run = openers[self.info['format']](self.folder / self.info['file'], self.info, device, threads, library)
-        self.classes: list[str] = self.info.get('classes', [])
+        self.manifest = read_manifest(self.folder)
+        require_files(self.folder, self.manifest)
+        format = self.manifest['format']
+        if format not in ('onnx', 'openvino'):
+            raise RuntimeProblem(f'{self.folder / MANIFEST}: format takes onnx or openvino, got {format!r}')
+        library = _load_library(self.folder / self.manifest['library']) if 'library' in self.manifest else None
+        open_model = _open_onnxruntime if format == 'onnx' else _open_openvino
+        self._run = open_model(self.folder / self.manifest['file'], self.manifest, device, threads, library)
+        self.classes: list[str] = self.manifest.get('classes', [])
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
         """Return the outputs for inputs, both described in deploy.json. Several threads may call `run`.
@@ -90,7 +90,7 @@ class RuntimeModel:
         Raises:
             RuntimeProblem: for an input of a wrong type or shape, without values, or with NaN or infinity.
         """
-        ports = self.info['inputs']
+        ports = self.manifest['inputs']
         if len(inputs) != len(ports):
             raise RuntimeProblem(f'inputs takes {len(ports)} arrays, got {len(inputs)}')
         for array, port in zip(inputs, ports):
@@ -101,7 +101,7 @@ class RuntimeModel:
             _require(port['name'], array, array.size > 0, 'at least one value')
             is_finite = array.dtype.kind != 'f' or bool(np.isfinite(array).all())
             _require(port['name'], float('nan'), is_finite, 'finite values')
-        return self._run(inputs, outputs or [port['name'] for port in self.info['outputs']])
+        return self._run(inputs, outputs or [port['name'] for port in self.manifest['outputs']])
 
     def predict(self, pictures: Iterable[NDArray[Any]], batch: int = 1, logits: bool = False) -> Iterator[Result]:
         """Yield the results of pictures.
@@ -118,10 +118,10 @@ class RuntimeModel:
             `masks` (n, h, w) bool, all sorted best first.
 
         Raises:
-            RuntimeProblem: for an unsuitable picture, see `check`.
+            RuntimeProblem: for an unsuitable picture, see `require_picture`.
         """
-        names = [port['name'] for port in self.info['outputs'] if logits or port['name'] != 'logits']
-        fixed = self.info['inputs'][0]['shape'][0]
+        names = [port['name'] for port in self.manifest['outputs'] if logits or port['name'] != 'logits']
+        fixed = self.manifest['inputs'][0]['shape'][0]
         batch = fixed if isinstance(fixed, int) else batch
         for _, alike in groupby(pictures, lambda picture: getattr(picture, 'shape', None)):
             while group := list(islice(alike, batch)):
@@ -137,17 +137,17 @@ class RuntimeModel:
 
     def prepare(self, picture: NDArray[Any]) -> NDArray[Any]:
         """Resize a picture by the rule of the model's config: (H, W, 3) uint8, or (H, W, bands) float32."""
-        self.check(picture)
+        self.require_picture(picture)
         picture = picture if self.bands == 3 else picture.astype(np.float32)
-        return resize(picture, self.info['preprocessing']['resize'])
+        return resize(picture, self.manifest['preprocessing']['resize'])
 
-    def check(self, picture: NDArray[Any]) -> None:
+    def require_picture(self, picture: NDArray[Any]) -> None:
         """Check a picture before memory is allocated.
 
         Raises:
             RuntimeProblem: for anything but a picture, or for too many pixels.
         """
-        if self.info['task'] == 'maps':
+        if self.manifest['task'] == 'maps':
             raise RuntimeProblem(f'{self.folder} holds a part of a model, without results: call run with its input')
         bands = self.bands
         is_array = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == bands
@@ -156,8 +156,8 @@ class RuntimeModel:
         )
         _require('picture', picture, fits, f'{"uint8" if bands == 3 else "numeric"} pixels (h, w, {bands})')
         h, w, _ = picture.shape
-        height, width = resized_size((h, w), self.info['preprocessing']['resize'])
-        limit = self.info['limits']['pixels']
+        height, width = resized_size((h, w), self.manifest['preprocessing']['resize'])
+        limit = self.manifest['limits']['pixels']
         if max(height * width, h * w) > limit:
             raise RuntimeProblem(
                 f'a picture of {h}x{w} pixels, {height}x{width} to the model, is more than the {limit} pixels that its '
@@ -167,7 +167,7 @@ class RuntimeModel:
     @property
     def bands(self) -> int:
         """Return the number of bands of a picture."""
-        shape: list[int] = self.info['inputs'][0]['shape']
+        shape: list[int] = self.manifest['inputs'][0]['shape']
         return shape[3]
 
 
@@ -184,13 +184,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():  # reading from a pipe might never end
         raise RuntimeProblem(f'{folder} is no exported model: it has no file {MANIFEST}')
     try:
-        info: dict[str, Any] = json.loads(path.read_bytes())
-        missing = [key for key in REQUIRED_KEYS if key not in info]
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        missing = [key for key in REQUIRED_KEYS if key not in manifest]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RuntimeProblem(f'{path} cannot be read ({error}): export the model again') from error
     if missing:
         raise RuntimeProblem(f'{path} has no {", ".join(missing)}: export the model again')
-    return info
+    return manifest
 
 
 def _require(name: str, value: Any, is_right: bool, takes: str) -> None:
@@ -199,19 +199,19 @@ def _require(name: str, value: Any, is_right: bool, takes: str) -> None:
         raise RuntimeProblem(f'{name} takes {takes}, got {got}')
 
 
-def check_files(folder: Path, info: Mapping[str, Any]) -> None:
+def require_files(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Check names and SHA-256 of a model's files: a damaged file may crash a runtime, and a library is a program.
 
     Raises:
         RuntimeProblem: if a file is missing, lies elsewhere, has no SHA-256 or differs.
     """
-    sha256 = info['sha256'] if isinstance(info['sha256'], dict) else {}
-    for key in {'file', 'library'} & info.keys():
-        if not (isinstance(info[key], str) and info[key] in sha256):
-            raise RuntimeProblem(f'{folder / MANIFEST}: {key} takes a name in sha256, got {info[key]!r}')
+    sha256 = manifest['sha256'] if isinstance(manifest['sha256'], dict) else {}
+    for key in {'file', 'library'} & manifest.keys():
+        if not (isinstance(manifest[key], str) and manifest[key] in sha256):
+            raise RuntimeProblem(f'{folder / MANIFEST}: {key} takes a name in sha256, got {manifest[key]!r}')
     for name, digest in sha256.items():
         path = folder / name
-        if Path(name).name != name or not path.is_file() or (name == info.get('library') and path.is_symlink()):
+        if Path(name).name != name or not path.is_file() or (name == manifest.get('library') and path.is_symlink()):
             raise RuntimeProblem(f'{path} is missing, or no file of {folder} itself: the folder is not whole')
         if file_digest(path) != digest:
             raise RuntimeProblem(f'{path} is not the file that was exported: its SHA-256 is not that in {MANIFEST}')
@@ -280,15 +280,15 @@ def _as_problem(action: str) -> Iterator[None]:
 
 
 def _open_onnxruntime(
-    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
+    path: Path, manifest: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
     import onnxruntime
 
     device_name, _, device_id = device.partition(':')
-    provider = DEVICES.get(device_name)
+    provider = PROVIDERS.get(device_name)
     available = onnxruntime.get_available_providers()
     if provider not in available:  # onnxruntime would compute on the CPU
-        known = ', '.join(name for name, provider in DEVICES.items() if provider in available)
+        known = ', '.join(name for name, provider in PROVIDERS.items() if provider in available)
         raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {known}')
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -299,7 +299,7 @@ def _open_onnxruntime(
     providers = [(provider, {'device_id': device_id} if device_id else {})]
     with _as_problem(f'onnxruntime cannot open {path}'):
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-    names = [port['name'] for port in info['inputs']]
+    names = [port['name'] for port in manifest['inputs']]
 
     def run(inputs: Sequence[NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         with _as_problem(f'onnxruntime cannot run an input of {inputs[0].shape}'):
@@ -323,15 +323,15 @@ def openvino_core() -> Any:
 
 
 def _open_openvino(
-    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
+    path: Path, manifest: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
-    with CORE_LOCK:  # two threads must not make two Cores
+    with OPENVINO_LOCK:  # two threads must not make two Cores
         core = openvino_core()
     # Without this hint, openvino computes in bf16 on a CPU with matrix units. fp16 is only for storage.
-    settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'bf16' if info['precision'] == 'bf16' else 'f32'}
+    settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'bf16' if manifest['precision'] == 'bf16' else 'f32'}
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
-    nodes = None if library is None else Nodes(library)
+    nodes = None if library is None else OpenvinoNodes(library)
     if nodes is not None:  # the library's threads inherit the CPUs of openvino's thread
         settings['ENABLE_CPU_PINNING'] = False
     with _as_problem(f'openvino cannot open {path} on {device!r}'):
@@ -376,7 +376,7 @@ def _load_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-class Nodes:
+class OpenvinoNodes:
     """The nodes of domain `swin` in OpenVINO: operators in Python with calls of the compiled library.
 
     A node keeps packed weights. The graph keeps no second copy. csrc/runtimes/operators.h describes the functions.
@@ -433,7 +433,7 @@ def _node_class() -> Any:
     class Node(openvino.Op):
         class_type_info = openvino.DiscreteTypeInfo('Node', 'swin')
 
-        def __init__(self, nodes: Nodes, operator: Any, shape: list[int], inputs: Any):
+        def __init__(self, nodes: OpenvinoNodes, operator: Any, shape: list[int], inputs: Any):
             super().__init__(self)
             self.nodes, self.operator, self.free_shape = nodes, operator, shape
             self.set_arguments(inputs)
@@ -476,12 +476,12 @@ def main(folder: str, *paths: str) -> int:
     """
     model = load(folder)
     status = 0
-    stored = model.info.get('score_thr')  # a number, or a number for each class
+    stored = model.manifest.get('score_thr')  # a number, or a number for each class
     default = SCORE_THR if stored is None else stored
     lowest = stored if isinstance(stored, dict) else dict.fromkeys(model.classes, default)
     for path in paths:
         try:
-            pixels = read_pixels(path, model.bands, **model.info.get('preprocessing', {}).get('load', {}))
+            pixels = read_pixels(path, model.bands, **model.manifest.get('preprocessing', {}).get('load', {}))
             (result,) = model.predict([pixels])
         except RuntimeProblem as error:
             print(f'skipped: {path}: {error}', file=sys.stderr)

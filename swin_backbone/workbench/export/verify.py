@@ -117,8 +117,8 @@ def verify_results(
         ExportError: if a difference in a picture that is not generated is too large for the precision.
     """
     figures = []
-    max_objects = model.info['limits'].get('objects')
-    is_free = isinstance(model.info['inputs'][0]['shape'][0], str)
+    max_objects = model.manifest['limits'].get('objects')
+    is_free = isinstance(model.manifest['inputs'][0]['shape'][0], str)
     for sample in samples:
         expected = reference(sample.pixels)
         for batch in BATCHES if is_free else (1,):

@@ -26,7 +26,7 @@ from ...acceleration import accelerate
 from ...openmmlab.config_parts import find_class
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...sizes import Size
-from ..configs.check import compare_classes
+from ..configs.class_counts import require_class_count
 from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import LOADER, LoadPicture, drops_bits, loads_annotations, loads_picture, use_load_picture
 from ..data.media import Frame, convert_to_bgr, describe_dropped_bits, make_frame, require_complete
@@ -89,7 +89,7 @@ class Predictor:
             self.meta = _read_meta(loaded, cfg)
             self.model: Any = _build_model(cfg, checkpoint, loaded, allow_missing)
             if checkpoint is not None:
-                compare_classes(cfg, self.meta['classes'], checkpoint)
+                require_class_count(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
             if precision or torch.device(device).type == 'cpu':
                 accelerate(self.model, precision=precision)

@@ -1,3 +1,3 @@
 """Checkpoints of a training: save, find the latest, resume."""
 
-import mmengine  # noqa: F401 - first: the registration after this import imports files of this folder
+import mmengine  # noqa: F401 - before the files of this folder: importing mmengine registers classes of them

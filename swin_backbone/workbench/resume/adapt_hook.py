@@ -7,8 +7,8 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, Runner
 
-from ..weights.completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_names, read_dataset_meta
-from .exact_resume import START_ANEW_HINT, check_resumable, restore_training_state
+from ..weights.completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_class_names, read_dataset_meta
+from .exact_resume import START_ANEW_HINT, require_training_state, restore_training_state
 
 
 class AdaptCheckpointHook(Hook):
@@ -20,10 +20,10 @@ class AdaptCheckpointHook(Hook):
     priority = 'VERY_HIGH'
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        name = runner.resumed_from or runner._load_from or f'of {runner.work_dir}'
+        name = runner.resumed_from or runner._load_from or runner.work_dir
         if runner._resume:
-            check_resumable(checkpoint, name)
-        warning = compare_names(read_dataset_meta(checkpoint).get('classes') or (), _find_classes(runner), name)
+            require_training_state(checkpoint, name)
+        warning = compare_class_names(read_dataset_meta(checkpoint).get('classes') or (), _find_classes(runner), name)
         if warning and not runner._resume:  # `restore_training_state` warns of it too
             runner.logger.warning(warning)
         model = runner.model

@@ -21,7 +21,7 @@ START_ANEW_HINT = 'to start anew from its weights, leave out --resume and set lo
 TRAINING_KEYS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
 
 
-def check_resumable(checkpoint: Any, name: str) -> None:
+def require_training_state(checkpoint: Any, name: str) -> None:
     """Check that a checkpoint is of a training.
 
     Raises:

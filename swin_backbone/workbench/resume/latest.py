@@ -9,7 +9,7 @@ from mmengine.logging import MMLogger
 
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import read_checkpoint
-from .exact_resume import check_resumable
+from .exact_resume import require_training_state
 
 EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'  # names of checkpoints
 POINTER_FILE = 'last_checkpoint'  # mmengine's file with the path of the last checkpoint
@@ -61,7 +61,7 @@ def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
     for path in checkpoints:
         try:
             checkpoint = read_checkpoint(path)
-            check_resumable(checkpoint, str(path))
+            require_training_state(checkpoint, str(path))
             if 'optimizer' not in checkpoint:
                 raise CheckpointError(f'checkpoint {str(path)!r} has no optimizer')
         except CheckpointError as error:

@@ -18,7 +18,7 @@ from ...openmmlab.compat import has_accelerator
 from ...openmmlab.errors import ConfigError, TrainingStopped, describe_error
 from ...options import Options
 from ...outputs import mark_folder
-from ..configs.check import check_classes
+from ..configs.class_counts import require_class_counts
 from ..data.datasets import BuiltDatasets
 from ..weights.loading import install_checkpoint_loaders
 from .compile import compile_model
@@ -45,7 +45,7 @@ def build_runner(
         needs_all_weights: see `RunSettings`.
         datasets: the data sets of the config, of which some are built; None builds all.
     """
-    check_classes(cfg)
+    require_class_counts(cfg)
     install_checkpoint_loaders(options.unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)

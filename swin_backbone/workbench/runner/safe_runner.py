@@ -48,7 +48,7 @@ INTERNAL_MESSAGES = (
     '"HardDiskBackend" is the alias',
     'Distributed training is not used, all SyncBatchNorm',
 )
-DEFAULT_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
+HOOKS_OF_MMENGINE = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
 # The further hooks of every run. Those of equal priority run in this order: see the table in hooks/__init__.py
 HOOK_CLASSES: tuple[type[Hook], ...] = (
     AdaptCheckpointHook,
@@ -93,7 +93,7 @@ class SafeRunner(Runner):
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # None turns off a default hook of mmengine; another one, like finite=None, would be registered
-        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in DEFAULT_HOOKS}
+        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in HOOKS_OF_MMENGINE}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
         if isinstance(checkpoint, dict) and find_class(checkpoint, HOOKS) is CheckpointHook:
@@ -217,9 +217,7 @@ class SafeRunner(Runner):
             metrics: dict[str, float] = super().test()
             return metrics
         finally:
-            for hook in self.hooks:
-                if isinstance(hook, (MixedPrecisionHook, PredictByShapeHook)):
-                    hook.close()
+            self._close_hooks()
 
     def train(self) -> nn.Module:
         """Train, as mmengine.
@@ -239,19 +237,20 @@ class SafeRunner(Runner):
                     f'training stops, because of {error.filename or self.work_dir} ({error.strerror}). '
                     f'{describe_last_checkpoint(hook)}'
                 ) from error
-            if hook is not None and self._is_between_steps():
+            if hook is not None and self._can_save():
                 with suppress(Exception):  # the save may fail by the same cause, as a broken device
                     hook.save_now(self, self.iter)
                     self.logger.info(describe_last_checkpoint(hook))
             raise
         finally:
-            for hook in self.hooks:
-                if isinstance(hook, SignalHook):
-                    hook.restore_handlers()
-                elif isinstance(hook, PredictByShapeHook):
-                    hook.close()
+            self._close_hooks()
 
-    def _is_between_steps(self) -> bool:
+    def _close_hooks(self) -> None:
+        for hook in self.hooks:
+            if isinstance(hook, (MixedPrecisionHook, PredictByShapeHook, SignalHook)):
+                hook.close()
+
+    def _can_save(self) -> bool:
         """Return whether the model is between two steps and has no averaged weights, in the only process."""
         has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
         is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop

@@ -1,3 +1,3 @@
 """Read checkpoints of any origin, and fit them to a whole model."""
 
-import mmengine  # noqa: F401 - first: the registration after this import imports files of this folder
+import mmengine  # noqa: F401 - before the files of this folder: importing mmengine registers classes of them

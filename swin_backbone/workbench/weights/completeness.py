@@ -10,7 +10,7 @@ from ...checkpoints.damage import check_finite
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.load import adapt_weights, backbones_of
 from ...checks import list_first
-from ..configs.check import CLASS_HEADS
+from ..configs.class_counts import CLASS_HEADS
 
 CLASSES_SHOWN = 20
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
@@ -34,7 +34,7 @@ def as_mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def compare_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str) -> str:
+def compare_class_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str) -> str:
     """Compare the names of classes of a checkpoint and of the data, by their numbers.
 
     Returns:

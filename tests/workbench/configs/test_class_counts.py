@@ -16,7 +16,7 @@ from swin_backbone.openmmlab import config_files
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.configs.check import check_classes, compare_classes, find_class_names
+from swin_backbone.workbench.configs.class_counts import find_class_names, require_class_count, require_class_counts
 from swin_backbone.workbench.export import predictor
 
 DETECTOR = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
@@ -29,7 +29,7 @@ SEGMENTOR = 'swin_backbone::demo/swin-nano_upernet_shapes.py'
 def test_a_number_of_classes_that_does_not_fit_is_named(record_fault, config, head, number):
     cfg = load_config(config, None, parse_options([f'model.{head}.num_classes=7']), 'none')
     with pytest.raises(ConfigError, match=rf'^model\.{head}\.num_classes takes {number}, the classes of .*, got 7$'):
-        check_classes(cfg)
+        require_class_counts(cfg)
     record_fault('bad_commands')
 
 
@@ -46,7 +46,7 @@ def test_a_number_of_classes_that_does_not_fit_is_named(record_fault, config, he
 )
 def test_the_classes_of_models_without_a_head_of_boxes(model, message):
     with pytest.raises(ConfigError, match=message):
-        compare_classes(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
+        require_class_count(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_classes_of_models_without_a_head_of_boxes(model, message):
     ],
 )
 def test_classes_that_a_model_may_have(model):
-    compare_classes(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
+    require_class_count(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
 
 
 def test_a_data_set_without_metainfo_has_the_classes_of_its_class():
@@ -72,11 +72,13 @@ def test_a_data_set_without_metainfo_has_the_classes_of_its_class():
         assert [*map(len, names)] == [80, 8 if scope == 'mmdet' else 19]
     cfg = Config(dict(model=dict(bbox_head=dict(num_classes=3)), train_dataloader=dict(dataset=dict(type='Nuts'))))
     with pytest.raises(ConfigError, match=r'num_classes takes 2, the classes of train_dataloader\.dataset, got 3'):
-        check_classes(cfg)
+        require_class_counts(cfg)
 
 
 def test_a_tracker_is_tested_on_more_classes_than_it_has():
-    check_classes(read_config('mmdet::sort/sort_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py'))
+    require_class_counts(
+        read_config('mmdet::sort/sort_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py')
+    )
 
 
 def test_an_exported_model_of_other_classes_than_a_published_data_set(monkeypatch):
@@ -86,7 +88,7 @@ def test_an_exported_model_of_other_classes_than_a_published_data_set(monkeypatc
         (names[::-1], CheckpointError, 'has the classes of the data in another order'),
         (['street', *names[1:]], UserWarning, 'has other classes, as street in place of road'),
     ):
-        exported = SimpleNamespace(info=dict(classes=classes, task='segmentation'))
+        exported = SimpleNamespace(manifest=dict(classes=classes, task='segmentation'))
         monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_, exported=exported: exported)
         with pytest.warns(error, match=message) if error is UserWarning else pytest.raises(error, match=message):
             predictor.use_exported_model(copy.deepcopy(cfg), 'exported')
@@ -110,7 +112,7 @@ def test_the_configs_of_this_package_are_right(path):
         pytest.importorskip('peft', reason='peft is not installed: make install EXTRAS=peers')
     cfg = read_config(path)
     if cfg.get('default_scope') != 'mmpretrain':
-        check_classes(cfg)
+        require_class_counts(cfg)
 
 
 @pytest.mark.parametrize(

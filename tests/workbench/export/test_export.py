@@ -387,7 +387,7 @@ class File:
     """An exported file that returns `results` in turn."""
 
     def __init__(self, *results):
-        self.info, self.results = dict(limits={}, inputs=[dict(shape=[1, 8, 8, 3])]), iter(results)
+        self.manifest, self.results = dict(limits={}, inputs=[dict(shape=[1, 8, 8, 3])]), iter(results)
 
     def predict(self, pictures, batch):
         return [next(self.results) for _ in pictures]

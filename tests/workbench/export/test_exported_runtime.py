@@ -122,7 +122,7 @@ def test_its_own_command_line_takes_the_threshold_of_the_export(stored, printed,
     """It printed the scores above 0.3."""
     found = dict(boxes=np.zeros((3, 4)), scores=np.array([0.3125, 0.3, 0.2]), labels=np.array([0, 1, 1]))
     info = {} if stored == {} else dict(score_thr=stored)
-    model = SimpleNamespace(info=info, classes=['nut', 'bolt'], bands=3, predict=lambda pictures: iter([found]))
+    model = SimpleNamespace(manifest=info, classes=['nut', 'bolt'], bands=3, predict=lambda pictures: iter([found]))
     monkeypatch.setattr(runtime, 'load', lambda folder: model)
     cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((8, 8, 3), np.uint8))
     assert runtime.main('DIR', str(tmp_path / 'a.png')) == 0
@@ -190,7 +190,7 @@ def test_a_missing_device_and_a_large_picture(work):
     with pytest.raises(runtime.RuntimeProblem, match="no device 'cuda' here; it has cpu"):
         runtime.load(work / 'out', device='cuda')
     model = runtime.load(work / 'out')
-    model.info['limits']['pixels'] = 5000
+    model.manifest['limits']['pixels'] = 5000
     with pytest.raises(runtime.RuntimeProblem, match='of 64x90 pixels, 68x96 to the model, is more than the 5000'):
         list(model.predict(pictures_of(work)))
 

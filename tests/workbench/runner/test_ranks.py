@@ -65,7 +65,7 @@ def test_a_process_that_is_lost_while_the_runner_is_built(monkeypatch):
         raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4321')
 
     monkeypatch.setattr(build, 'make_runner_class', lambda *_: SimpleNamespace(from_cfg=lose_a_peer))
-    monkeypatch.setattr(build, 'check_classes', lambda _: None)
+    monkeypatch.setattr(build, 'require_class_counts', lambda _: None)
     monkeypatch.setattr(build, 'LEAD_S', 0)
     monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
     monkeypatch.setattr(torch.distributed, 'get_rank', lambda: 1)

@@ -11,7 +11,7 @@ from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.workbench.weights.completeness import (
     ALLOW_MISSING,
     adapt_checkpoint,
-    compare_names,
+    compare_class_names,
     read_dataset_meta,
 )
 
@@ -117,7 +117,7 @@ def test_classes_in_another_order_are_refused():
     """The number of classes fits, and each class would be taken for another."""
     message = r"'w\.pth' has the classes of the data in another order.*: its classes are nut, bolt; .* are bolt, nut\."
     with pytest.raises(CheckpointError, match=message):
-        compare_names(['nut', 'bolt'], ('bolt', 'nut'), 'w.pth')
+        compare_class_names(['nut', 'bolt'], ('bolt', 'nut'), 'w.pth')
 
 
 @pytest.mark.parametrize(('saved', 'classes', 'warning'), [
@@ -127,6 +127,6 @@ def test_classes_in_another_order_are_refused():
     (['nut', 'bolt'], ('nut', 'pin'), 'has other classes, as bolt in place of pin: its classes are nut, bolt; '),
 ])  # fmt: skip
 def test_other_names_are_a_warning(saved, classes, warning):
-    found = compare_names(saved, classes, 'w.pth')
+    found = compare_class_names(saved, classes, 'w.pth')
     assert warning in found
     assert bool(warning) == bool(found)

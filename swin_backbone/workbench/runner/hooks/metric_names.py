@@ -13,7 +13,7 @@ from mmengine.structures import InstanceData
 from ....openmmlab.errors import ConfigError, describe_error
 from ...data.seeds import preserve_rng_state
 from ...resume.checkpoint_hook import find_checkpoint_hook, make_metric_error
-from ..together import collect_error, raise_together
+from ..rank_errors import collect_error, raise_together
 from .val_loss import ValLossHook
 
 

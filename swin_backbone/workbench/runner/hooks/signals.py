@@ -72,9 +72,9 @@ class SignalHook(Hook):
             self.earlier_handlers = tuple((signum, signal.signal(signum, self._receive)) for signum in taken)
 
     def after_train(self, runner: Runner) -> None:
-        self.restore_handlers()
+        self.close()
 
-    def restore_handlers(self) -> None:
+    def close(self) -> None:
         """Restore the handlers from before the training."""
         for signum, handler in self.earlier_handlers:
             signal.signal(signum, handler)

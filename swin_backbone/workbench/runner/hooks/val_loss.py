@@ -20,7 +20,7 @@ from ...configs.data_parts import list_dataset_configs
 from ...data.datasets import iter_base_datasets
 from ...data.seeds import LOSS, preserve_rng_state, seed_rng
 from ...pictures.curves import VAL_ITER
-from ..together import collect_error, raise_together
+from ..rank_errors import collect_error, raise_together
 
 NUM_PICTURES = 'pictures'  # their number, beside sums of losses
 

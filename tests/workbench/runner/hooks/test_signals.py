@@ -121,7 +121,7 @@ def test_ranks_agree_once_in_a_second_of_the_slowest_rank(monkeypatch):
     monkeypatch.setattr(signals, 'time', SimpleNamespace(perf_counter=lambda: clock.now))
     hook = signals.SignalHook()
     hook.before_train(runner)
-    hook.restore_handlers()
+    hook.close()
     for runner.iter in range(60):
         clock.now += 0.125 if runner.iter < 41 else 5.0
         hook.after_train_iter(runner, 0)
@@ -144,7 +144,7 @@ def test_a_pool_of_a_metric_ends_its_workers(record_fault):
         worker.terminate()
         worker.join(30)
     finally:
-        hook.restore_handlers()
+        hook.close()
         worker.kill()
     assert worker.exitcode == -signal.SIGTERM
     record_fault('signals')
@@ -191,7 +191,7 @@ def test_an_ignored_signal_stays_ignored(hook, record_fault):
     assert not hook.stop_requested
     os.kill(os.getpid(), signal.SIGTERM)
     assert hook.stop_requested
-    hook.restore_handlers()
+    hook.close()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     record_fault('signals')
 

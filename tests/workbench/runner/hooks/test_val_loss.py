@@ -26,7 +26,7 @@ from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.seeds import LOSS, seed_rng
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
-from swin_backbone.workbench.runner import together
+from swin_backbone.workbench.runner import rank_errors
 from swin_backbone.workbench.runner.hooks.val_loss import ValLossHook, make_loss_pipeline
 
 HOOKS.register_module(module=ValLossHook, force=True)  # for configs of toy trainings
@@ -158,7 +158,7 @@ def test_a_model_without_losses_gets_one_warning(tmp_path):
 
 def test_an_error_of_another_process_ends_the_losses_here_too(tmp_path, monkeypatch):
     """A process that goes on alone would wait for the others."""
-    monkeypatch.setattr(together, 'all_gather_object', lambda errors, group=None: [errors, ['no memory']])
+    monkeypatch.setattr(rank_errors, 'all_gather_object', lambda errors, group=None: [errors, ['no memory']])
     runner, metrics = run(tmp_path, 'ValLossHook')
     assert metrics == [{}, {}]
     assert Path(runner.logger.log_file).read_text().count('--val-loss has no effect: no memory') == 1
