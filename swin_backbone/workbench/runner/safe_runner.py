@@ -3,7 +3,7 @@
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import get_rank
@@ -110,9 +110,9 @@ class SafeRunner(Runner):
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
-        for index, handler in enumerate(logger.handlers):
-            if type(handler) is logging.FileHandler:
-                logger.handlers[index] = LogFile(handler)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
             elif logger.log_file and handler.level >= logging.INFO:
                 handler.addFilter(lambda record: not record.getMessage().startswith(LONG_MESSAGES + INTERNAL_MESSAGES))
         if logger.log_file:
@@ -255,20 +255,6 @@ class SafeRunner(Runner):
         has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
         is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop
         return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)
-
-
-class LogFile(logging.FileHandler):
-    """The log file of another handler. An error of the disk is raised; logging prints a traceback for each line."""
-
-    def __init__(self, handler: logging.FileHandler):
-        handler.close()
-        super().__init__(handler.baseFilename, errors='backslashreplace')  # for file names that are not UTF-8
-        self.setFormatter(handler.formatter)
-        self.setLevel(handler.level)
-        self.filters = handler.filters
-
-    def handleError(self, record: logging.LogRecord) -> NoReturn:
-        raise
 
 
 def make_runner_class(name: str) -> type[SafeRunner]:
