@@ -19,10 +19,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional, Union, cast
+from typing import Any, Optional, cast
 
 import torch
 from rich.console import Console
@@ -73,21 +73,20 @@ class Shapes(ShapeAction):
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        'batch shape compile device threads json overwrite',
+        'batch shape compile threads json overwrite',
         batch=dict(default=1, help='images in a batch (default: 1)'),
         shape=dict(default=[], action=Shapes, help='once for each size (default: 512 512)'),
         compile=dict(help='also measure all, and the backend torch, with torch.compile'),
-        device=dict(default='cpu', help='where to measure (default: cpu)'),
     )
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
-    parser.add_argument(
-        '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
-    )
+    parser.add_argument('--dtype', choices=['float32', 'bfloat16'], default='float32', help='type of autocast')
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
     parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
     parser.add_argument(
-        '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
+        '--memory',
+        action='store_true',
+        help='measure memory: stored with --train, else growth of the process',
     )
     parser.add_argument('--profile', action='store_true', help='print the time of the compiled library by kind of work')
     parser.add_argument(
@@ -149,8 +148,8 @@ def build_all(args: argparse.Namespace) -> Builders:
 
 
 def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, timing.Spread]:
-    x_BCHW = torch.randn(args.batch, 3, *shape, device=args.device)
-    models = {name: make().to(args.device) for name, make in builders.items()}
+    x_BCHW = torch.randn(args.batch, 3, *shape)
+    models = {name: make() for name, make in builders.items()}
     for name, model in models.items():
         if isinstance(model, Peer):
             difference = largest_difference(models[OURS].eval(), model.eval(), x_BCHW)
@@ -172,46 +171,32 @@ def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int
     return timing.alternate(runs, args.runs)
 
 
-def measure_bytes(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, int]:
-    whole_shape = (args.batch, 3, *shape)
-    if args.device != 'cpu':
-        return {name: peak_bytes(args, make, whole_shape) for name, make in builders.items()}
-    if not args.train:
-        return {name: timing.peak_rss_growth(make, whole_shape, args.threads) for name, make in builders.items()}
-    dtype, x_BCHW = getattr(torch, args.dtype), torch.randn(whole_shape, device=args.device)
-    return {name: timing.bytes_kept(make().to(args.device), x_BCHW, dtype) for name, make in builders.items()}
+def measure_bytes(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, timing.Spread]:
+    """Return the bytes of each model: one number, without a spread."""
+    sizes: dict[str, int] = {}
+    images = args.batch, 3, *shape
+    for name, make in builders.items():
+        if args.train:
+            sizes[name] = timing.bytes_kept(make(), torch.randn(images), getattr(torch, args.dtype))
+        else:
+            sizes[name] = timing.peak_rss_growth(make, images, args.threads)
+    return {name: timing.Spread(size, size, size) for name, size in sizes.items()}
 
 
-def peak_bytes(args: argparse.Namespace, make: Callable[[], torch.nn.Module], shape: tuple[int, ...]) -> int:
-    """Return the peak of a model that is alone on the device."""
-    x_BCHW = torch.randn(shape, device=args.device)
-    run = timing.make_run(make().to(args.device), x_BCHW, args.train, getattr(torch, args.dtype))
-    return timing.peak_device_growth(run, x_BCHW.device)
-
-
-def show(
-    args: argparse.Namespace,
-    title: str,
-    values: Mapping[str, Union[timing.Spread, float]],
-    unit: str,
-    scale: float,
-    best: float,
-) -> None:
+def show(title: str, rows: list[dict[str, Any]], is_memory: bool) -> None:
+    unit, scale, digits = ('MiB', 1 / 2**20, 3) if is_memory else ('ms', 1e3, 2)
     table = Table(title=title, title_justify='left')
     for column in ('model', unit, 'spread', 'ratio'):
         table.add_column(column, justify='left' if column == 'model' else 'right')
-    for name, value in values.items():
-        median = value.median if isinstance(value, timing.Spread) else value
-        spread = f'{value.fastest * scale:.0f}-{value.slowest * scale:.0f}' if isinstance(value, timing.Spread) else ''
-        table.add_row(
-            name, f'{median * scale:.1f}', spread, f'{best / median:.2f}' if unit == 'ms' else f'{median / best:.3f}'
-        )
+    for row in rows:
+        spread = '' if is_memory else f'{row["fastest"] * scale:.0f}-{row["slowest"] * scale:.0f}'
+        table.add_row(row['model'], f'{row["value"] * scale:.1f}', spread, f'{row["ratio"]:.{digits}f}')
     console.print(table)
 
 
 def check_quiet(args: argparse.Namespace) -> None:
     """Raise ValueError if other programs use the CPU."""
-    if args.device == 'cpu' and not args.memory and not args.busy_machine:
+    if not args.memory and not args.busy_machine:
         machine.require_quiet()
 
 
@@ -225,15 +210,12 @@ def main() -> None:
         for line in column(args.threads or 2):
             print(line, flush=True)
         return None
-    if args.device == 'cpu':
-        machine.pin_threads(args.threads)
+    machine.pin_threads(args.threads)
     if args.keep_memory:
         keep_freed_memory()
     where = processor()
-    if args.device != 'cpu':
-        where = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'
     what = 'training step' if args.train else 'forward'
-    rows = []
+    rows: list[dict[str, Any]] = []
     with exit_with_message():
         check_outputs(args.json, overwrite=args.overwrite)
         check_quiet(args)
@@ -242,19 +224,15 @@ def main() -> None:
             title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
             measure = measure_bytes if args.memory else measure_times
             values = measure(args, builders, shape)
-            medians = {n: v.median if isinstance(v, timing.Spread) else v for n, v in values.items()}
-            best = min(
-                [m for name, m in medians.items() if name.split(',')[0] in PEERS]
-                or [medians.get(OURS, min(medians.values()))]
-            )
-            unit, scale = ('MiB', 1 / 2**20) if args.memory else ('ms', 1e3)
-            show(args, title, values, unit, scale, best)
+            of_peers = [value.median for name, value in values.items() if name.split(',')[0] in PEERS]
+            best = min(of_peers or [values[OURS].median if OURS in values else min(values.values()).median])
+            of_shape = []
             for name, value in values.items():
-                spread = value._asdict() if isinstance(value, timing.Spread) else {}
-                rows.append(
-                    dict(model=name, height=shape[0], width=shape[1], value=medians[name], ratio=best / medians[name])
-                    | spread
-                )
+                ratio = value.median / best if args.memory else best / value.median
+                row = dict(model=name, height=shape[0], width=shape[1], value=value.median, ratio=ratio)
+                of_shape.append({**row, 'fastest': value.fastest, 'slowest': value.slowest})
+            show(title, of_shape, args.memory)
+            rows += of_shape
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
         data = json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1)

@@ -2,8 +2,8 @@
 are installed.
 
 RoIAlign has the sizes of the box head (7x7) and the mask head (14x14), on four
-pyramid levels, forward and backward. NMS has N boxes. All operators of mmcv
-for a CPU follow, forward: N boxes, or the level of stride 16.
+pyramid levels, forward and backward. NMS has 1000 boxes. All operators of mmcv
+for a CPU follow, forward: 1000 boxes, or the level of stride 16.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from . import machine, timing
 
 console = Console()
 STRIDES = (4, 8, 16, 32)
+REGIONS, CHANNELS = 1000, 256
 
 # From a module of operators to the timed call.
 Make = Callable[[ModuleType], Callable[[], Any]]
@@ -33,8 +34,6 @@ Make = Callable[[ModuleType], Callable[[], Any]]
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add('shape threads', shape=dict(default=(800, 1333)))
-    parser.add_argument('--regions', type=positive, default=1000, metavar='N')
-    parser.add_argument('--channels', type=positive, default=256, metavar='C')
     parser.add_argument('--runs', type=positive, default=10, metavar='N')
     parser.add_argument('--busy-machine', action='store_true', help='permit other programs')
     return parser.parse_args()
@@ -46,7 +45,7 @@ def main() -> None:
     with exit_with_message():
         if not args.busy_machine:
             machine.require_quiet()
-    title = f'{args.regions} regions, {args.shape[0]}x{args.shape[1]}, ms; {processor()}'
+    title = f'{REGIONS} regions, {args.shape[0]}x{args.shape[1]}, ms; {processor()}'
     table = Table('operator', 'ours', "mmcv's", "mmcv's / ours", title=title, title_justify='left')
     for name, make in operators(args).items():
         spreads = timing.alternate({title: make(module) for title, module in modules().items()}, args.runs)
@@ -70,20 +69,19 @@ def operators(args: argparse.Namespace) -> dict[str, Make]:
     """Return the operators by name."""
     generator = torch.Generator().manual_seed(0)
     height, width = args.shape
-    boxes = draw_boxes(args.regions, height, width, generator)
-    scores = torch.rand(args.regions, generator=generator)
+    boxes = draw_boxes(REGIONS, height, width, generator)
+    scores = torch.rand(REGIONS, generator=generator)
     # The pyramid level of a region, like in mmdet's SingleRoIExtractor.
     sides = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
     levels = (sides / 56 + 1e-6).log2().floor().clamp(0, 3).long()
     maps = [
-        torch.rand(1, args.channels, -(-height // stride), -(-width // stride), generator=generator)
-        for stride in STRIDES
+        torch.rand(1, CHANNELS, -(-height // stride), -(-width // stride), generator=generator) for stride in STRIDES
     ]
     regions = [torch.cat([torch.zeros(len(of), 1), of], 1) for of in (boxes[levels == i] for i in range(4))]
 
     def align(bins: int, backward: bool) -> Make:
         def make(module: ModuleType) -> Callable[[], None]:
-            outs = [x.new_zeros(len(rois), args.channels, bins, bins) for x, rois in zip(maps, regions)]
+            outs = [x.new_zeros(len(rois), CHANNELS, bins, bins) for x, rois in zip(maps, regions)]
 
             def call() -> None:
                 for x, rois, out, stride in zip(maps, regions, outs, STRIDES):

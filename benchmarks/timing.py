@@ -34,14 +34,8 @@ class Spread(NamedTuple):
     slowest: float
 
 
-def make_run(
-    model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, wait: bool = True
-) -> Callable[[], None]:
-    """Return a function: a forward in eval mode, or forward and backward in training mode; autocast below float32.
-
-    Args:
-        wait: wait for a CUDA device.
-    """
+def make_run(model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype) -> Callable[[], None]:
+    """Return a function: a forward in eval mode, or forward and backward in training mode; autocast below float32."""
     model.train(train)
     kind = x_BCHW.device.type
 
@@ -51,7 +45,7 @@ def make_run(
         if train:
             torch.autograd.backward(maps, [torch.ones_like(x) for x in maps])
             model.zero_grad(set_to_none=True)
-        if kind == 'cuda' and wait:
+        if kind == 'cuda':
             torch.cuda.synchronize(x_BCHW.device)
 
     return run
