@@ -369,7 +369,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     'checkpoint': dict(help='path or URL of a checkpoint'),
     **{_name_option(name): option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
 }
-TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
+TRAINING_SETTINGS = 'epochs batch shape lr auto_scale_lr balance patience seed'  # see `resolve_training`
 
 
 def with_options(names: str) -> Callable[[Function], Function]:

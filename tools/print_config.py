@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import TRAINING_OPTIONS
+from swin_backbone.options import TRAINING_SETTINGS
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{JOB_OPTIONS} {TRAINING_OPTIONS} data annotations classes overwrite')
+    parser.add(f'{JOB_OPTIONS} {TRAINING_SETTINGS} workers data annotations classes overwrite')
     parser.add_argument(
         '--save-path', metavar='F', type=Path, help='write the config to F too: .py, .yml, .yaml or .json'
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import ARGUMENTS, TRAINING_OPTIONS
+from swin_backbone.options import ARGUMENTS, TRAINING_SETTINGS
 
 if TYPE_CHECKING:
     from swin_backbone.workbench.runner.safe_runner import SafeRunner
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{JOB_OPTIONS} {TRAINING_OPTIONS} data annotations classes weights resume amp compile val_loss vis work_dir '
-        'skip_unreadable unsafe_load timeout launcher local_rank',
+        f'{JOB_OPTIONS} {TRAINING_SETTINGS} workers data annotations classes weights resume amp compile val_loss vis '
+        'work_dir skip_unreadable unsafe_load timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
     parser.add_argument(

@@ -23,7 +23,7 @@ from mmengine.utils import import_modules_from_strings
 from ..openmmlab.config_parts import iter_parts, summarize, type_name
 from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.backbone import swap_backbone
-from ..options import DEFAULTS, TRAINING_OPTIONS, Options
+from ..options import DEFAULTS, TRAINING_SETTINGS, Options
 from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, get_setting
 from .configs.data_parts import list_dataset_configs
@@ -124,7 +124,8 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
     cfg: Config = copy.deepcopy(config)
     datasets = BuiltDatasets(cfg)
     changes: list[str] = []
-    if data is not None or any(getattr(options, name) != DEFAULTS[name] for name in TRAINING_OPTIONS.split()):
+    has_settings = any(getattr(options, name) != DEFAULTS[name] for name in TRAINING_SETTINGS.split())
+    if data is not None or has_settings:
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         apply_settings(cfg, options)

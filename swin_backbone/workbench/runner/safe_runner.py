@@ -111,8 +111,8 @@ class SafeRunner(Runner):
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
-            if isinstance(handler, logging.FileHandler):
-                handler.stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
+            if isinstance(handler, logging.FileHandler):  # for file names that are not UTF-8
+                handler.stream.reconfigure(errors='backslashreplace')  # type: ignore[union-attr]
             elif logger.log_file and handler.level >= logging.INFO:
                 handler.addFilter(lambda record: not record.getMessage().startswith(LONG_MESSAGES + INTERNAL_MESSAGES))
         if logger.log_file:
