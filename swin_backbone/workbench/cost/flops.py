@@ -9,7 +9,6 @@ the published tables. Pooling of regions counts nothing.
 """
 
 import copy
-import math
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Optional
@@ -25,8 +24,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...devices import on_device
-from ...models import SwinMLPBackbone
-from ...models.pyramid import SwinPyramid
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
 NUM_PROPOSALS = 1000
@@ -158,32 +155,6 @@ def _make_samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]
     return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
 
 
-def count_attention(counts: FlopCounts, backbone: str, height: int, width: int) -> list[dict[str, int]]:
-    """Return the multiply-adds of the attention layers of each stage.
-
-    Args:
-        backbone: name of the SwinBackbone or SwinV2Backbone in the model; '' for a backbone alone.
-        height, width: size of the image.
-
-    Returns:
-        A dict for each stage with attention: stage, from 1; height and width of the map, in tokens; layers; counted: of
-        qkv, attention and projection, with padding to whole windows and V2's position bias; windowed and global:
-        equations 2 and 1 of the paper times the layers, 4hwC^2 + 2M^2hwC and 4hwC^2 + 2(hw)^2C.
-    """
-    module: Any = counts.model.get_submodule(backbone)
-    costs = []
-    for index, (C, h, w) in enumerate(module.map_sizes(height, width)):
-        area = math.prod(module.window_size[index])
-        layers = len(module.stages[index].blocks)
-        name = f'{backbone}.stages.{index}'.lstrip('.')
-        counted = sum(counts.cost(f'{name}.blocks.{i}.attn').flops for i in range(layers))
-        if counted:
-            windowed, over_all = (layers * (4 * h * w * C**2 + 2 * keys * h * w * C) for keys in (area, h * w))
-            row = dict(stage=index + 1, height=h, width=w, layers=layers, counted=counted, windowed=windowed)
-            costs.append({**row, 'global': over_all})
-    return costs
-
-
 def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False) -> dict[str, Any]:
     """Return parameters and multiply-adds of a config's model, by part and by stage of the backbone.
 
@@ -192,8 +163,7 @@ def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_o
         backbone_only: leave out neck and heads.
 
     Returns:
-        Data for JSON: shape; total, parts and stages with params and flops; attention of a SwinBackbone or
-        SwinV2Backbone by stage, see `count_attention`.
+        Data for JSON: shape; total, parts and stages with params and flops.
     """
     scope = cfg.get('default_scope') or 'mmdet'
     height, width = shape or (SEGMENTATION if scope == 'mmseg' else DETECTION)
@@ -202,14 +172,12 @@ def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_o
     module = counts.model.get_submodule(backbone)
     num_stages = len(list(getattr(module, 'stages', ())))
     stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(num_stages)}
-    has_attention = isinstance(module, SwinPyramid) and not isinstance(module, SwinMLPBackbone)
     parts = [(name, counts.cost(name)) for name, _ in counts.model.named_children()]
     return dict(
         shape=[height, width],
         total=counts.cost()._asdict(),
         parts={name: cost._asdict() for name, cost in parts if any(cost)},
         stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
-        attention=count_attention(counts, backbone, height, width) if has_attention else [],
     )
 
 
@@ -223,7 +191,7 @@ def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> FlopCou
 
 
 def print_costs(costs: dict[str, Any], console: Console) -> None:
-    """Print the result of `count_costs` as tables."""
+    """Print the result of `count_costs` as a table."""
     height, width = costs['shape']
     table = Table(title=f'{height}x{width} pixels', title_justify='left')
     table.add_column('part')
@@ -237,24 +205,7 @@ def print_costs(costs: dict[str, Any], console: Console) -> None:
     table.add_section()
     table.add_row('total', *_format_cost(costs['total']), style='bold')
     console.print(table)
-    if not costs['attention']:
-        return
-    table = Table(title='attention, in multiply-adds', title_justify='left')
-    table.add_column('stage')
-    table.add_column('map')
-    for column in ('layers', 'counted', '4hwC²+2M²hwC', 'global: 4hwC²+2(hw)²C'):
-        table.add_column(column, justify='right')
-    for row in costs['attention']:
-        table.add_row(
-            str(row['stage']), f'{row["height"]}x{row["width"]}', str(row['layers']),
-            *(_format_giga(row[key]) for key in ('counted', 'windowed', 'global')),
-        )  # fmt: skip
-    console.print(table)
 
 
 def _format_cost(cost: dict[str, int]) -> tuple[str, str]:
-    return f'{cost["params"] / 1e6:.2f} M', _format_giga(cost['flops'])
-
-
-def _format_giga(flops: int) -> str:
-    return f'{flops / 1e9:.2f} G'
+    return f'{cost["params"] / 1e6:.2f} M', f'{cost["flops"] / 1e9:.2f} G'
