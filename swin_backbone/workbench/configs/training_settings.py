@@ -198,7 +198,7 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
     factor = new / old
     loop[length_key] = new
     num_iters = new * iters_per_epoch if by_epoch else new
-    length = _Length(factor, length=new, num_iters=num_iters, iters_per_epoch=iters_per_epoch, by_epoch=by_epoch)
+    length = _NewLength(factor, total=new, num_iters=num_iters, iters_per_epoch=iters_per_epoch, by_epoch=by_epoch)
     # In order: a warm-up moves the begin of those after it
     cfg.param_scheduler = [scaled for scaled in map(length.scale, _list_schedulers(cfg)) if scaled is not None]
     _scale_intervals(cfg, loop, length, 1 if by_epoch or epochs is None else iters_per_epoch)
@@ -212,11 +212,11 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
 
 
 @dataclass
-class _Length:
+class _NewLength:
     """The length of a training, to which its schedulers are scaled."""
 
     factor: float  # to the length in the config
-    length: int  # in epochs or, without `by_epoch`, in iterations
+    total: int  # in epochs or, without `by_epoch`, in iterations
     num_iters: int
     iters_per_epoch: int
     by_epoch: bool
@@ -229,7 +229,7 @@ class _Length:
         begin, end = scheduler.get('begin', 0), scheduler.get('end')
         if type_name(scheduler) in WARM_UP_SCHEDULERS and not begin and isinstance(end, int):
             return self._scale_warm_up(scheduler, end, counts_epochs)
-        limit = self.length if counts_epochs == self.by_epoch else self.num_iters
+        limit = self.total if counts_epochs == self.by_epoch else self.num_iters
         factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
         if begin:
             moved_end = None if counts_epochs else self.moved_ends.get(begin)
@@ -265,29 +265,29 @@ class _Length:
         return scheduler if scheduler.end else None
 
 
-def _scale_intervals(cfg: Config, loop: ConfigDict, new: _Length, unit: int) -> None:
+def _scale_intervals(cfg: Config, loop: ConfigDict, length: _NewLength, multiple: int) -> None:
     """Shorten the intervals of validations and checkpoints with the training; in a longer one they stay.
 
     Args:
-        unit: 1, or for a training by iterations that --epochs sets, the iterations of an epoch: intervals become
+        multiple: 1, or for a training by iterations that --epochs sets, the iterations of an epoch: intervals become
             multiples of it.
     """
 
     def scale(interval: int) -> int:
-        return min(max(1, round(min(interval, interval * new.factor) / unit)) * unit, new.length)
+        return min(max(1, round(min(interval, interval * length.factor) / multiple)) * multiple, length.total)
 
     if cfg.get('val_dataloader'):
-        loop.val_interval = scale(loop.get('val_interval', 1 if new.by_epoch else 1000))  # mmengine's defaults
+        loop.val_interval = scale(loop.get('val_interval', 1 if length.by_epoch else 1000))  # mmengine's defaults
     if 'val_begin' in loop:
-        loop.val_begin = max(1, round(loop.val_begin * new.factor))
+        loop.val_begin = max(1, round(loop.val_begin * length.factor))
     if loop.get('dynamic_intervals'):
-        loop.dynamic_intervals = [(round(at * new.factor), scale(every)) for at, every in loop.dynamic_intervals]
+        loop.dynamic_intervals = [(round(at * length.factor), scale(every)) for at, every in loop.dynamic_intervals]
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
     saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
-    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == new.by_epoch:
+    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == length.by_epoch:
         checkpoint.interval = scale(saves)
         if 'save_begin' in checkpoint:
-            checkpoint.save_begin = min(round(checkpoint.save_begin * new.factor), new.length)
+            checkpoint.save_begin = min(round(checkpoint.save_begin * length.factor), length.total)
 
 
 def _scale_switch_points(node: Any, unit: str, old: int, new: int) -> None:

@@ -105,7 +105,7 @@ class ExportedPredictor(Predictor):
 
     @property
     def window_alignment(self) -> int:
-        """See `Predictor.window_alignment`; 1 for a folder without one."""
+        """See `Predictor.window_alignment`: `period` of deploy.json, or 1 without it."""
         return int(self.model.manifest.get('period', 1))
 
     @property
