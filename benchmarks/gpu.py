@@ -104,23 +104,18 @@ def describe(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
 
 def compare(name: str, args: argparse.Namespace, x_BCHW: Tensor, dtype: torch.dtype) -> Iterator[Row]:
     """Yield how far maps and gradients under autocast are from float32, relative to the error of plain torch."""
-    exact = _maps_and_gradients(_on(x_BCHW, 'swin_backbone, torch', args.arch), x_BCHW, torch.float32)
+    exact = _maps_and_gradients('swin_backbone, torch', args.arch, x_BCHW, torch.float32)
     errors = [
-        _errors(_maps_and_gradients(_on(x_BCHW, one, args.arch), x_BCHW, dtype), exact)
-        for one in (name, 'swin_backbone, torch')
+        _errors(_maps_and_gradients(one, args.arch, x_BCHW, dtype), exact) for one in (name, 'swin_backbone, torch')
     ]
     good = all(error <= WORSE * most + 1e-6 for error, most in zip(*errors))  # False for NaN
     shown = [f'{error:.1e} beside {most:.1e}' for error, most in zip(*errors)]
     yield Row(f'precision, {name}', {'good': good, 'maps': '; '.join(shown[:-1]), 'gradients': shown[-1]})
 
 
-def _on(x_BCHW: Tensor, name: str, arch: str) -> nn.Module:
-    return build(name, arch).to(x_BCHW.device)
-
-
-def _maps_and_gradients(model: nn.Module, x_BCHW: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def _maps_and_gradients(name: str, arch: str, x_BCHW: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Return the maps in eval mode, and all gradients of parameters as one tensor."""
-    model.train(False)
+    model = build(name, arch).to(x_BCHW.device).eval()
     with torch.autocast(x_BCHW.device.type, dtype, enabled=dtype != torch.float32):
         maps = list(model(x_BCHW))
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +133,7 @@ def measure(
     name: str, args: argparse.Namespace, x_BCHW: Tensor, dtype: torch.dtype, train: bool, compiled: bool
 ) -> Iterator[Row]:
     """Yield time, peak memory and the time of each part of a forward or a training step."""
-    model: Any = _on(x_BCHW, name, args.arch)
+    model: Any = build(name, args.arch).to(x_BCHW.device)
     title = f'{"step" if train else "forward"}, {name}{", compiled" if compiled else ""}'
     model = torch.compile(model) if compiled else model
     once = timing.make_run(model, x_BCHW, train, dtype)

@@ -4,7 +4,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -47,9 +47,9 @@ def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone], 
     """
     if isinstance(ours, SwinBackbone):
         return PEERS[name](arch, ours.state_dict(), drop_path_rate)
-    if name not in PEERS_V2:
-        raise ValueError(f'peers of Swin V2 are {", ".join(PEERS_V2)}, got {name!r}')
-    return PEERS_V2[name](arch, ours.state_dict(), drop_path_rate, ours.window_size[0][0])
+    if name != 'mmpretrain':
+        raise ValueError(f'the peer of Swin V2 is mmpretrain, got {name!r}')
+    return _mmpretrain(arch, ours.state_dict(), drop_path_rate, ours.window_size[0][0])
 
 
 def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
@@ -62,24 +62,17 @@ def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
 
-def _mmpretrain(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+def _mmpretrain(arch: str, weights: dict[str, Tensor], drop_path_rate: float, window: Optional[int] = None) -> Peer:
+    """Build Swin V1 or, with a window, Swin V2."""
     import_torchvision()
-    from mmpretrain.models import SwinTransformer
+    from mmpretrain.models import SwinTransformer, SwinTransformerV2
 
-    sizes = ARCHS[arch]._asdict()
-    model = SwinTransformer(arch=sizes, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True)
-    _load(model, weights)
-    return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
-
-
-def _mmpretrain_v2(arch: str, weights: dict[str, Tensor], drop_path_rate: float, window: int) -> Peer:
-    import_torchvision()
-    from mmpretrain.models import SwinTransformerV2
-
-    sizes = dict(ARCHS[arch]._asdict(), extra_norm_every_n_blocks=0)
-    model = SwinTransformerV2(
-        arch=sizes, window_size=window, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True
-    )
+    sizes: dict[str, Any] = ARCHS[arch]._asdict()
+    settings: dict[str, Any] = dict(drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True)
+    if window is None:
+        model = SwinTransformer(arch=sizes, **settings)
+    else:
+        model = SwinTransformerV2(arch=dict(sizes, extra_norm_every_n_blocks=0), window_size=window, **settings)
     _load(model, weights)
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
@@ -150,7 +143,6 @@ def _torchvision(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -
 
 
 PEERS = dict(mmdet=_mmdet, mmpretrain=_mmpretrain, timm=_timm, transformers=_transformers, torchvision=_torchvision)
-PEERS_V2 = dict(mmpretrain=_mmpretrain_v2)
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
