@@ -11,13 +11,7 @@ REFUSED = 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain'
 REFUSE = f"""
 import sys
 
-class Refusal:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name.partition('.')[0] in {REFUSED}:
-            raise ModuleNotFoundError(f'{{name}} is refused here', name=name)
-
-sys.meta_path.insert(0, Refusal)
+sys.modules.update(dict.fromkeys({REFUSED}))  # an import of these is an error
 """
 
 COMPUTE = """

@@ -64,6 +64,7 @@ def test_wrong_pictures(shape):
 def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):
     monkeypatch.setattr(export, 'export_model', lambda *arguments, **options: (arguments, options))
     model = load(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', work_dir=tmp_path)
+    assert isinstance(model.module, torch.nn.Module)
     with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):
         model.export(tmp_path)
     model.checkpoint = 'https://x/a.pth'

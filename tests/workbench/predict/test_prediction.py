@@ -140,13 +140,6 @@ def test_features_are_the_outputs_of_the_backbone(model):
         model.features([picture, picture])
 
 
-def test_a_model_without_weights_has_a_module():
-    model = load(SEGMENTATION)
-    assert isinstance(model.module, torch.nn.Module)
-    with pytest.raises(ValueError, match='to predict, a model needs a checkpoint'):
-        model.predict(noise((64, 96), 1))
-
-
 def test_ids_are_those_of_a_detector(model, tmp_path):
     if model.cfg.default_scope == 'mmseg':
         with pytest.raises(ValueError, match='--annotations takes a detector'):

@@ -26,11 +26,7 @@ NAMES = ['nut', 'bolt']
 # A process in which nothing of torch and the toolboxes can be imported
 WITHOUT_TORCH = """
 import runpy, sys
-class Refused:
-    def find_spec(name, path=None, target=None):
-        if name.partition('.')[0] in ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'matplotlib'):
-            raise ModuleNotFoundError(name, name=name)
-sys.meta_path.insert(0, Refused)
+sys.modules.update(dict.fromkeys(('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'matplotlib')))
 sys.argv = ['tools/report.py', *sys.argv[1:]]
 runpy.run_path('tools/report.py', run_name='__main__')
 """
