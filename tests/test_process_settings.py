@@ -77,7 +77,7 @@ def test_two_threads_leave_the_setting_as_it_was(change, fails):
 
 
 def test_a_loader_reads_safely_while_another_thread_loads_by_torch(tmp_path):
-    original, inside, others = torch.load, threading.Event(), []
+    original, inside = torch.load, threading.Event()
     torch.save(dict(state_dict={}), tmp_path / 'a.pth')
 
     @loading._read_safely
@@ -91,28 +91,28 @@ def test_a_loader_reads_safely_while_another_thread_loads_by_torch(tmp_path):
 
     def load_by_torch():
         inside.wait(5)
-        others.append(torch.load(tmp_path / 'a.pth', weights_only=True, map_location='meta'))
+        checkpoint = torch.load(tmp_path / 'a.pth', weights_only=True, map_location='meta')
         done.set()
+        return checkpoint
 
     for fails in (False, True):
         done = threading.Event()
         inside.clear()
-        (thread := threading.Thread(target=load_by_torch)).start()
-        with pytest.raises(OSError, match='half a file') if fails else contextlib.nullcontext():
-            assert load(tmp_path / 'a.pth', fails) == dict(state_dict={})
-        thread.join()
+        with ThreadPoolExecutor() as threads:
+            loaded = threads.submit(load_by_torch)
+            with pytest.raises(OSError, match='half a file') if fails else contextlib.nullcontext():
+                assert load(tmp_path / 'a.pth', fails) == dict(state_dict={})
+            assert loaded.result() == dict(state_dict={})
         assert torch.load is original
-    assert others == [dict(state_dict={})] * 2
 
 
 def test_trust_in_checkpoints_is_of_a_thread(tmp_path):
     torch.save(dict(code=threading.Event), path := tmp_path / 'a.pth')
     trust_checkpoints(True)
     try:
-        seen = []
-        (thread := threading.Thread(target=lambda: seen.append(are_checkpoints_trusted()))).start()
-        thread.join()
-        assert (seen, are_checkpoints_trusted()) == ([False], True)
+        with ThreadPoolExecutor() as threads:
+            assert not threads.submit(are_checkpoints_trusted).result()
+        assert are_checkpoints_trusted()
         assert read_checkpoint(path) == dict(code=threading.Event)
     finally:
         trust_checkpoints(False)

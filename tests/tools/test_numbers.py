@@ -90,7 +90,7 @@ def test_classes_in_another_order_stop_with_both_lists(tool, more, tmp_path, rec
     given = ['--weights', checkpoint] if tool == 'train' else [checkpoint]
     given += ['--out-dir', tmp_path / 'report'] if tool == 'report' else []
     error = error_of(f'tools/{tool}.py', config, *given, *more, '--work-dir', tmp_path, '--cfg-options', *options)
-    assert 'in another order' in error
+    assert f'{str(checkpoint)!r} has the classes of the data in another order' in error
     assert 'its classes are ground, nut; those of the data are nut, ground' in error
     record_fault('bad_commands')
 

@@ -113,13 +113,6 @@ def test_classes_and_palettes_of_the_toolboxes():
         assert len(meta.get('palette', ())) in (0, 1)
 
 
-def test_classes_in_another_order_are_refused():
-    """The number of classes fits, and each class would be taken for another."""
-    message = r"'w\.pth' has the classes of the data in another order.*: its classes are nut, bolt; .* are bolt, nut\."
-    with pytest.raises(CheckpointError, match=message):
-        compare_class_names(['nut', 'bolt'], ('bolt', 'nut'), 'w.pth')
-
-
 @pytest.mark.parametrize(('saved', 'classes', 'warning'), [
     (['nut', 'bolt'], ('nut', 'bolt'), ''),
     ([], ('nut',), ''),  # bare weights
