@@ -19,7 +19,7 @@ from ...checks import LARGEST_FILE, DataError, check_int, check_number, check_se
 from ...openmmlab.config_parts import find_class, walk
 from ...openmmlab.errors import Faults
 from ..configs.data_parts import find_annotation_file
-from .masks import SHORT_POLYGON, Fault, find_mask_faults
+from .masks import SHORT_POLYGON, find_mask_fault
 from .text_files import decode, read_file
 
 NAMES_SHOWN = 10  # in an error
@@ -178,10 +178,7 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
     loaded: Counter[Any] = Counter()
     boxes: dict[tuple[Any, ...], Any] = {}
     rles = 0
-    entries = _read_entries('annotations', data['annotations'], errors)
-    mask_sizes = [(item.get('segmentation'), sizes.get(item['image_id'], (1, 1))) for _, item in entries]
-    faults: list[Fault] = find_mask_faults(mask_sizes) if with_masks else [None] * len(entries)
-    for (name, item), fault in zip(entries, faults):
+    for name, item in _read_entries('annotations', data['annotations'], errors):
         image_id, category_id = item['image_id'], item['category_id']
         if category_id not in names:
             kind = f'objects of unknown category_id; its categories are {known_categories}'
@@ -209,6 +206,7 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
             in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
         if item['id'] == 0:
             warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
+        fault = find_mask_fault(item.get('segmentation'), size) if with_masks else None
         if fault:
             kind, reason = fault
             (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')

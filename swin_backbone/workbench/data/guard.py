@@ -22,7 +22,7 @@ from .annotations import find_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import iter_base_datasets
 from .load_picture import drops_bits, find_loading_step, find_reader
-from .masks import SHORT_POLYGON, find_mask_faults
+from .masks import SHORT_POLYGON, find_mask_fault
 from .media import SKIP_HINT, describe_dropped_bits, read_picture, read_picture_size, require_complete
 
 # Kinds of notes
@@ -131,8 +131,8 @@ class GuardedPipeline:
             return
         if 'segments_info' in item:  # the masks are those of a panoptic PNG
             return
-        faults = find_mask_faults([(instance.get('mask'), size) for instance in item.get('instances', ())])
-        for index, fault in enumerate(faults):
+        for index, instance in enumerate(item.get('instances', ())):
+            fault = find_mask_fault(instance.get('mask'), size)
             if fault and fault[0] != SHORT_POLYGON:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
 

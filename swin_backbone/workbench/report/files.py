@@ -24,7 +24,7 @@ from pycocotools.cocoeval import Params
 from ...checks import check_size
 from ...silence import silent
 from ..data.check_labels import describe_values
-from ..data.masks import SHORT_POLYGON, Fault, find_mask_faults
+from ..data.masks import SHORT_POLYGON, find_mask_fault
 from ..data.prepare.folder import drop_ignored_mark, find_class_file, read_class_file
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate
@@ -89,7 +89,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     sizes: dict[Any, tuple[int, int]] = {}
     for path, items in files:
         if 'segmentation' in keys:
-            _convert_masks(path, items, truth, sizes)
+            _check_each(path, items, _convert_mask, truth, sizes)
         _check_each(path, items, _convert_box, keys)
     _check_each(results, predictions, _convert_result)
     _check_each(labels, annotations, _convert_label, keys)
@@ -140,39 +140,24 @@ def _check_ids(item: Mapping[str, Any], known: Mapping[str, set[Any]]) -> None:
             raise ValueError(f'the labels have no {key}={item[key]!r}')
 
 
-def _convert_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, tuple[int, int]]) -> None:
-    """Turn the masks of a file into RLEs.
+def _convert_mask(item: dict[str, Any], truth: COCO, sizes: dict[Any, tuple[int, int]]) -> None:
+    """Turn the mask of an object into an RLE. The masks of a picture are compared, and have one size.
 
     Args:
-        sizes: height and width of the masks of each picture; the masks of the file are added. The size of a picture in
-            the labels counts for polygons alone: RLEs may have another, which is that of the picture.
-
-    Raises:
-        ValueError: if pycocotools cannot read a mask, or masks of a picture, which are compared, have two sizes.
+        sizes: height and width of the masks of each picture; that of the mask is added. The size of a picture in the
+            labels counts for polygons alone: RLEs may have another, which is that of the picture.
     """
-    masks: list[Any] = []
-    _check_each(path, items, lambda item: masks.append((item['segmentation'], _find_mask_size(item, truth))))
-    for item, (_, size), fault in zip(items, masks, find_mask_faults(masks)):
-        _check_each(path, [item], _convert_mask, fault, size, sizes.setdefault(item['image_id'], size), truth)
-
-
-def _find_mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
-    if isinstance(item['segmentation'], dict):
-        return check_size('size', item['segmentation']['size'])
-    image = truth.imgs[item['image_id']]
-    return check_size('size', (image['height'], image['width']))
-
-
-def _convert_mask(
-    item: dict[str, Any], fault: Fault, size: tuple[int, int], picture_size: tuple[int, int], truth: COCO
-) -> None:
+    mask, image = item['segmentation'], truth.imgs[item['image_id']]
+    size = check_size('size', mask['size'] if isinstance(mask, dict) else (image['height'], image['width']))
+    fault = find_mask_fault(mask, size)
     if fault is not None and fault[0] != SHORT_POLYGON:
         raise ValueError(f'its mask {fault[1]}')
-    if size != picture_size:
-        name = truth.imgs[item['image_id']]['file_name']
-        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {picture_size}')
+    others = sizes.setdefault(item['image_id'], size)
+    if size != others:
+        name = image['file_name']
+        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {others}')
     for key, side in zip(('height', 'width'), size):  # which pycocotools reads; RLEs need none
-        truth.imgs[item['image_id']].setdefault(key, side)
+        image.setdefault(key, side)
     item['segmentation'] = truth.annToRLE(item)
 
 
