@@ -34,9 +34,6 @@ def put_data(cfg: Config, data: UserData) -> None:
     Raises:
         ConfigError: if the config takes data of another kind, with the key.
     """
-    scope = cfg.get('default_scope')
-    if scope != data.scope:
-        raise ConfigError(f'the data are for a config of {data.scope}, got default_scope={scope!r}')
     sampler = (cfg.get('train_dataloader') or {}).get('sampler') or {}
     preprocessor = cfg.model.get('data_preprocessor') or {}
     if 'MultiSource' in str(sampler.get('type')) or (
@@ -49,7 +46,7 @@ def put_data(cfg: Config, data: UserData) -> None:
         cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # many configs have test_dataloader = val_dataloader
     splits = {'test': data.splits['val'], **data.splits}  # without data for a test, the validation data are tested
     splits = {phase: split for phase, split in splits.items() if cfg.get(f'{phase}_dataloader')}
-    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data, splits)
+    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[data.scope](cfg, data, splits)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------

@@ -39,11 +39,6 @@ def test_a_metric_keeps_its_settings_however_its_class_is_named(own, kind):
     assert (cfg.val_evaluator.type, cfg.val_evaluator.classwise) == ('CocoMetric', True)
 
 
-def test_the_data_must_be_for_the_toolbox(own):
-    with pytest.raises(ConfigError, match="the data are for a config of mmdet, got default_scope='mmseg'"):
-        put_data(read_config(SEGMENTATION), index_user_data(own))
-
-
 @pytest.mark.parametrize('test', [True, False])
 def test_a_test_set_of_the_user_is_that_of_the_config(tmp_path, test):
     """Roboflow's folders train, valid and test: the test is no second validation."""
