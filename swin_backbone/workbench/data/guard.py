@@ -116,8 +116,12 @@ class GuardedPipeline:
                 return None
             if size is None and 'ori_shape' in item:
                 size = tuple(item['ori_shape'][:2])
-                self._note(OTHER_SIZE, describe_other_size(item, size))
-                self._check_masks(item, size)
+                stated = item.get('height'), item.get('width')
+                if None not in stated and size != stated:
+                    note = f'{_name(item)} is {size[1]}x{size[0]}, annotated as {stated[1]}x{stated[0]}'
+                    self._note(OTHER_SIZE, note)
+                if self.loads_masks and not (self.are_stated_masks_checked and size == stated):
+                    self._check_masks(item, size)
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
                 if item['gt_seg_map'].ndim < 2 and item['gt_seg_map'].size == math.prod(size):
@@ -127,8 +131,6 @@ class GuardedPipeline:
 
     def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
         """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
-        if not self.loads_masks or (self.are_stated_masks_checked and size == (item.get('height'), item.get('width'))):
-            return
         if 'segments_info' in item:  # the masks are those of a panoptic PNG
             return
         for index, instance in enumerate(item.get('instances', ())):
@@ -183,14 +185,6 @@ def find_label_rule(cfg: Config) -> Optional[LabelRule]:
     head = cfg.get('model', {}).get('decode_head')
     head = head[-1] if isinstance(head, (list, tuple)) else head
     return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
-
-
-def describe_other_size(item: dict[str, Any], size: tuple[int, int]) -> str:
-    """Return a sentence on a picture of another size, (height, width), than its annotation states; '' for none."""
-    height, width = item.get('height'), item.get('width')
-    if None in (height, width) or size == (height, width):
-        return ''
-    return f'{_name(item)} is {size[1]}x{size[0]}, annotated as {width}x{height}'
 
 
 def explain_unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> Optional[str]:

@@ -213,11 +213,9 @@ def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
         {key: value for key, value in item.items() if key not in ADDED_BY_COCOEVAL} for item in coco['annotations']
     ]
     content = dict(images=images, annotations=annotations, categories=coco['categories'])
-    return json.dumps(content, default=_encode_value).encode()
-
-
-def _encode_value(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value.tolist()  # RLE; numbers of NumPy
+    # RLE; numbers of NumPy
+    text = json.dumps(content, default=lambda value: value.decode() if isinstance(value, bytes) else value.tolist())
+    return text.encode()
 
 
 def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[str]] = None) -> tuple[PixelCounts, Any]:

@@ -22,7 +22,6 @@ from .records import UNSPLIT, AnnotatedImage, Label, Records
 from .splits import draw_by_class, split_pictures
 
 CLASSES_SHOWN = 12
-RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,8 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
     num_crowds = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
     lines = [format_line('rotated', f'{num_turned} boxes, by their attribute rotation')] if num_turned else []
     if draws and num_boxes:
-        lines.append(format_line('masks', RECTANGLES.format(num_boxes, len(objects))))
+        sentence = f'{num_boxes} of {len(objects)} objects are boxes, whose masks are rectangles'
+        lines.append(format_line('masks', sentence))
     if num_crowds:
         lines.append(format_line('difficult', f"{num_crowds} objects are neither trained nor scored, as COCO's crowds"))
     return lines
