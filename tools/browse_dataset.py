@@ -44,16 +44,11 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def to_picture(item: dict[str, Any]) -> NDArray[np.uint8]:
-    """Return the pixels of an item of a data set, (H, W, 3) RGB."""
-    pixels = item['inputs'].permute(1, 2, 0).numpy()
-    return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
-
-
 def draw(visualizer: Any, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
     """Return the picture of an item with its annotations drawn, (H, W, 3) BGR."""
     sample = item['data_samples']
-    pixels = to_picture(item)
+    bgr_HW3 = item['inputs'].permute(1, 2, 0).numpy()
+    pixels = np.ascontiguousarray(bgr_HW3[..., ::-1]).clip(0, 255).astype(np.uint8)
     if hasattr(visualizer, 'visualize_cls'):
         side = max(READABLE, *pixels.shape[:2])
         shown = visualizer.visualize_cls(pixels, sample, resize=side, show=show, wait_time=seconds, name=name)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from swin_backbone.workbench.pictures.layout import Layout
     from swin_backbone.workbench.predict.predictor import Predictor
 
     Commands = argparse._SubParsersAction[Parser]
@@ -36,18 +35,12 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest='command', required=True)
 
-    for name, draw, what in (
-        ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
-        ('masks', draw_masks, 'the attention mask of each kind of window, and all masks'),
+    for name, what in (
+        ('windows', 'the windows of a map: shift, padding, regions'),
+        ('masks', 'the attention mask of each kind of window, and all masks'),
     ):
-        command = _command(
-            commands,
-            name,
-            draw,
-            what,
-            'shape',
-            shape=dict(required=True, help='height and width of the image in pixels'),
-        )
+        shape = dict(required=True, help='height and width of the image in pixels')
+        command = _command(commands, name, draw_layout, what, 'shape', shape=shape)
         command.add_argument(
             '--window', **WINDOW, default=(7, 7), help='side of a window, or height and width (default: 7)'
         )
@@ -82,12 +75,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def _command(
-    commands: 'Commands',
-    name: str,
-    draw: 'Draw',
-    what: str,
-    arguments: str,
-    **changes: dict[str, Any],
+    commands: 'Commands', name: str, draw: 'Draw', what: str, arguments: str, **changes: dict[str, Any]
 ) -> Parser:
     command: Parser = commands.add_parser(name, help=what, description=what)
     command.set_defaults(draw=draw)
@@ -111,23 +99,12 @@ def _pixel(text: str) -> tuple[int, int]:
     return column, row
 
 
-def _make_layout(args: argparse.Namespace) -> 'Layout':
+def draw_layout(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.layout import lay_out, map_size
+    from swin_backbone.workbench.pictures.windows import masks_figure, windows_figure
 
-    size = map_size(args.shape, args.stage)
-    return lay_out(size, args.window, args.shift, args.mask_padding)
-
-
-def draw_windows(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.workbench.pictures.windows import windows_figure
-
-    return windows_figure(_make_layout(args))
-
-
-def draw_masks(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.workbench.pictures.windows import masks_figure
-
-    return masks_figure(_make_layout(args))
+    layout = lay_out(map_size(args.shape, args.stage), args.window, args.shift, args.mask_padding)
+    return windows_figure(layout) if args.command == 'windows' else masks_figure(layout)
 
 
 def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray[Any]]':
