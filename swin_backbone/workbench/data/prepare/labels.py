@@ -3,7 +3,7 @@
 import random
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -22,20 +22,7 @@ VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, whi
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
 
 
-class LabelClasses(NamedTuple):
-    """The classes of label files.
-
-    Args:
-        names: names of the classes, in the order of their numbers.
-        class_of_value: class of each value of the files.
-        in_colours: values of the files are colours, 0xRRGGBB.
-        lines: lines of the summary.
-    """
-
-    names: list[str]
-    class_of_value: dict[int, int]
-    in_colours: bool
-    lines: list[str]
+Labelled = tuple[list[str], dict[Path, Label], list[str]]  # classes, the label of each picture, lines of the summary
 
 
 def read(folder: DataFolder) -> Optional[Records]:
@@ -52,28 +39,24 @@ def read(folder: DataFolder) -> Optional[Records]:
     pairs, unlabelled, unused = pair_labels(pictures, labels)
     if not pairs:
         return None
-    classes = _find_classes(folder, pairs)
-    lines = [
-        *classes.lines,
+    classes, label_of_picture, lines = _find_classes(folder, pairs)
+    lines += [
         *format_left_out('pictures without labels', unlabelled),
         *format_left_out('files of labels without a picture', unused),
     ]
     given_split = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
-    label_of_picture = {
-        picture: Label(path, classes.class_of_value, classes.in_colours) for picture, path in pairs.items()
-    }
-    return Records('pictures and labels', classes.names, {UNSPLIT: label_of_picture}, given_split, lines)
+    return Records('pictures and labels', classes, {UNSPLIT: label_of_picture}, given_split, lines)
 
 
-def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:
-    """Return the classes of labels by their colours or names or, without names, by their values."""
+def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> Labelled:
+    """Find the classes of labels by their colours or names or, without names, by their values."""
     colours = folder.read_labelmap()
     label_files = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(label_files[0]) is not None:
         found = _find_values(folder, pairs, in_colours=True)
         named = _index_colours(colours)
         lines = [format_line('labels', 'colours of labelmap.txt'), *_describe_unused(named, found, len(pairs))]
-        return _number_classes(named, 'labelmap.txt', lines, in_colours=True)
+        return _number_classes(pairs, named, 'labelmap.txt', lines, in_colours=True)
     found = _find_values(folder, pairs, in_colours=False)
     names, source = folder.read_class_names(sorted({file.parent for file in label_files}), may_have_gaps=True)
     if names is None and colours:
@@ -101,7 +84,7 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> LabelClasses:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
         lines.append(format_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    return _number_classes(names, source, [*lines, *_describe_unused(names, found, len(pairs))])
+    return _number_classes(pairs, names, source, [*lines, *_describe_unused(names, found, len(pairs))])
 
 
 def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
@@ -122,7 +105,9 @@ def _describe_unused(names: Mapping[int, str], found: Collection[int], num_files
     return [format_line('warning', f'no pixel of the classes {list_first(unused)}{read}')] if unused else []
 
 
-def _number_classes(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> LabelClasses:
+def _number_classes(
+    pairs: dict[Path, Path], names: dict[int, str], source: str, lines: list[str], in_colours: bool = False
+) -> Labelled:
     """Number the classes in the order of their values, without those called void.
 
     Args:
@@ -147,7 +132,8 @@ def _number_classes(names: dict[int, str], source: str, lines: list[str], in_col
         lines = [*lines, format_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{border}')]
     if len(kept_values) == 1:
         lines = [*lines, format_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
-    return LabelClasses([names[value] for value in kept_values], class_of_value, in_colours, lines)
+    label_of_picture = {picture: Label(path, class_of_value, in_colours) for picture, path in pairs.items()}
+    return [names[value] for value in kept_values], label_of_picture, lines
 
 
 def _is_void(name: str) -> bool:
