@@ -20,7 +20,6 @@ from ...sizes import Size, num_offsets
 from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import find_reason_against
 from ..native.computations import BlockWeights
-from ..native.memory import free_packed_if_off_cpu
 from ..native.plans import LayerRecipe
 from ..native.saved_blocks import SWIN_T_STAGES, Stages
 from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
@@ -89,10 +88,7 @@ def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         return None
     call_args = bind_arguments(layer, args, kwargs)
     x = next(iter((call_args or {}).values()), None)
-    if call_args is None or not isinstance(x, Tensor):
-        return None
-    if find_reason_against(x) is not None:
-        free_packed_if_off_cpu(layer, x)
+    if call_args is None or not isinstance(x, Tensor) or find_reason_against(x) is not None:
         return None
     try:
         return record.run(layer, read_accelerated(layer, record), record, call_args)

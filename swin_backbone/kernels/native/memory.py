@@ -8,18 +8,16 @@ Layout: N outputs and K inputs of a linear layer.
 
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64, c_uint64, c_void_p
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
 from ...replace import Reason, Unsupported
-from ..changes import forget_readings
 from .library import DTYPES, GEMM_DTYPES, get_libswin
 from .size_limits import find_reason_against_sizes
 
@@ -34,21 +32,13 @@ empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
 def is_readable(tensor: Tensor) -> bool:
     """Return whether the elements of a tensor are in memory at the tensor's address.
 
-    Negated views, sparse tensors, misaligned tensors and subclasses that compute differently are not readable.
+    Negated views, sparse tensors, misaligned tensors and subclasses, which may compute differently, are not readable.
     """
-    is_plain = type(tensor) is Tensor or type(tensor) is Parameter or _is_plain(type(tensor))
+    is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
     if not (is_plain and tensor.is_cpu and tensor.layout is torch.strided) or tensor.is_neg():
         return False
     first = tensor.data_ptr()
     return first % tensor.itemsize == 0 and (first != 0 or tensor.numel() == 0)
-
-
-@lru_cache(maxsize=64)
-def _is_plain(kind: Any) -> bool:
-    """Return whether a subclass of tensors, like Parameter, holds its elements itself and changes no function."""
-    functions, dispatch = '__torch_function__', '__torch_dispatch__'
-    changes_nothing = getattr(kind, functions) is getattr(Parameter, functions)
-    return changes_nothing and getattr(kind, dispatch) is getattr(Tensor, dispatch)
 
 
 def empty_aligned(num_bytes: int) -> Tensor:
@@ -164,13 +154,6 @@ def find_cache(module: nn.Module) -> Cache:
 def find_weight_cache(weight: Tensor) -> Cache:
     """Return the cache of the layer whose first weight this is; freed with the memory of the weight."""
     return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
-
-
-def free_packed_if_off_cpu(module: nn.Module, x: Tensor) -> None:
-    """Free the tensors made from a module's weights, if the map `x` is not on the CPU."""
-    if x.device.type != 'cpu' and not torch.compiler.is_compiling():
-        forget_readings(module)  # they refer to the cache
-        _caches_of_modules.pop(module, None)
 
 
 class Packed(NamedTuple):

@@ -19,7 +19,7 @@ from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_reason_against
 from .interface import Computation, MakeWeights, SwinComputation, Weights, as_given
-from .memory import free_packed_if_off_cpu, is_readable
+from .memory import is_readable
 
 
 class Recipe(Protocol):
@@ -111,7 +111,6 @@ def plan_module(read: Callable[[Any, Tensor], Recipe], module: nn.Module, x: Ten
     """
     reason = find_reason_against(x)
     if reason is not None:
-        free_packed_if_off_cpu(module, x)
         return reason
     recipe = None
     try:

@@ -62,6 +62,4 @@ def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[
     """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding. `cache` keeps packed weights."""
     if takes_maps(x, weight, bias):
         return convolve(x, weight, bias, cache)
-    if cache and x.device.type != 'cpu':
-        cache.clear()  # the module has moved to another device
     return F.conv2d(x, weight, bias, padding=1)
