@@ -17,8 +17,8 @@ from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_reason_against_dtype
 from ..native.interface import MakeWeights, ResultShapes, Weights
-from ..native.library import GEMM_DTYPES, ConvolutionStruct, get_libswin
-from ..native.memory import Cache, dtype_number, empty, is_readable, is_within, make_once, require_address
+from ..native.library import DTYPES, GEMM_DTYPES, ConvolutionStruct, get_libswin
+from ..native.memory import Cache, empty, is_readable, is_within, make_once, require_address
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from . import FLOATS, takes_tensor
@@ -101,8 +101,6 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     Raises:
         ValueError: if an argument does not fit.
     """
-    if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
-        raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=GEMM_DTYPES.get(dtype, dtype)).contiguous()
@@ -199,7 +197,8 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     N, C = weight_NC33.shape[:2]
     packed = empty(POINTS[tile] * N * C)
-    weight_ptr, packed_ptr = require_address('weight', weight_N33C), require_address('packed weight', packed)
+    weight_ptr = require_address('weight', weight_N33C, (N, 3, 3, C))
+    packed_ptr = require_address('packed weight', packed)
     get_libswin().pack_convolution(weight_ptr, tile, N, C, torch.get_num_threads(), packed_ptr)
     return packed
 
@@ -210,7 +209,7 @@ def convolve_packed(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[
     y_BHWN = empty(B, H, W, N, dtype=x_BHWC.dtype)
     bias_N = None if bias_N is None else bias_N.float().contiguous()
     structure = ConvolutionStruct(
-        dtype=dtype_number('x', x_BHWC.dtype), threads=torch.get_num_threads(), tile=tile,
+        dtype=DTYPES.index(x_BHWC.dtype), threads=torch.get_num_threads(), tile=tile,
         batch=B, height=H, width=W, channels=C, outputs=N,
         weight=require_address('packed', packed, (POINTS[tile] * N * C,)), bias=require_address('bias', bias_N, (N,)),
     )  # fmt: skip

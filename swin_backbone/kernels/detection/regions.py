@@ -10,8 +10,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..native.library import RoiAlignStruct, get_libswin
-from ..native.memory import dtype_number, is_within, require_address
+from ..native.library import DTYPES, RoiAlignStruct, get_libswin
+from ..native.memory import is_within, require_address
 
 
 def takes_regions(shape: Sequence[int], regions: int, pooling: Any) -> bool:
@@ -72,8 +72,6 @@ def keep_boxes(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: 
 
 def _dense(maps_BCHW: Tensor) -> Tensor:
     """Return maps with dense rows or dense channels; a copy if the maps are not dense."""
-    if maps_BCHW.dim() != 4:
-        raise ValueError(f'maps must be (B, C, H, W), got {list(maps_BCHW.shape)}')
     dense = maps_BCHW.is_contiguous() or maps_BCHW.is_contiguous(memory_format=torch.channels_last)
     return maps_BCHW if dense else maps_BCHW.contiguous()
 
@@ -88,7 +86,7 @@ def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: 
     """Return the library's structure. It has the address of `rois_R5`: keep `rois_R5` alive."""
     (bins, scale, samples, aligned), (B, C, H, W), R = pooling, maps_BCHW.shape, len(rois_R5)
     return RoiAlignStruct(
-        dtype=dtype_number('maps', dtype), threads=torch.get_num_threads(),
+        dtype=DTYPES.index(dtype), threads=torch.get_num_threads(),
         batch=B, channels=C, height=H, width=W, stride=tuple(maps_BCHW.stride()),
         regions=R, boxes=require_address('rois', rois_R5, (R, 5)),
         bins_height=bins[0], bins_width=bins[1], samples=max(samples, 0), scale=scale, aligned=aligned,

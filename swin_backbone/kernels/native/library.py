@@ -168,20 +168,17 @@ class Library:
     @property
     def isa(self) -> str:
         """The name of the instruction set in use."""
-        name: bytes = self._library.swin_isa()
-        return name.decode()
+        return self._library.swin_isa().decode()
 
     @property
     def int8_products(self) -> str:
         """The instructions of products in eight bits of the instruction set in use."""
-        name: bytes = self._library.swin_int8_products()
-        return name.decode()
+        return self._library.swin_int8_products().decode()
 
     @property
     def isas(self) -> list[str]:
         """The names of all instruction sets of the build, the best first."""
-        names: bytes = self._library.swin_isas()
-        return names.decode().split()
+        return self._library.swin_isas().decode().split()
 
 
 @lru_cache(maxsize=1)

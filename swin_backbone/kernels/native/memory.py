@@ -107,13 +107,6 @@ def require_address(
     refuse_tensor(name, tensor, tensor.shape if shape is None else shape, dtype)
 
 
-def dtype_number(name: str, dtype: torch.dtype) -> int:
-    """Return the number of a dtype in swin.h."""
-    if dtype not in DTYPES[:2]:
-        raise ValueError(f'{name} must be float32 or bfloat16, got {dtype}')
-    return DTYPES.index(dtype)
-
-
 def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool = False) -> Tensor:
     """Return a weight (N, K...), or the transpose, in the library's order.
 
