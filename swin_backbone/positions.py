@@ -24,10 +24,7 @@ def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, targ
 
 def resize_relative_position_bias_table(table_Rh: Tensor, source_window: Size, target_window: Size) -> Tensor:
     """Resize a bias table to another window, bicubic, each head by itself: (R', h), R' = (2Wh-1)*(2Ww-1)."""
-    if source_window == target_window:
-        return table_Rh
-    source = (2 * source_window[0] - 1, 2 * source_window[1] - 1)
-    target = (2 * target_window[0] - 1, 2 * target_window[1] - 1)
+    source, target = ((2 * height - 1, 2 * width - 1) for height, width in (source_window, target_window))
     table_1hYX = table_Rh.t().unflatten(1, source)[None]
     resized = F.interpolate(table_1hYX, size=target, mode='bicubic', align_corners=False)
     return resized[0].flatten(1).t().contiguous()

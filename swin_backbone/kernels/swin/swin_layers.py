@@ -157,7 +157,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
             raise Unsupported(
                 f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
             )
-    is_dropping = drop_path.training and drop_path.drop_prob > 0
+    is_dropping = drop_path.training and drop_path.drop_prob != 0
     return make_block_recipe(
         block,
         x_BHWC,
@@ -178,7 +178,7 @@ plan_block = partial(plan_module, read_block)
 
 def _require_settings(modules: Modules, x_BHWC: Tensor) -> None:
     """Raise `Unsupported` for a setting of a block's modules that the library lacks."""
-    attention, drop_path = modules['attn.w_msa'], modules['drop_path']
+    attention = modules['attn.w_msa']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
         raise Unsupported(f'The backend of the attention is {attention.backend!r}.')
@@ -186,8 +186,6 @@ def _require_settings(modules: Modules, x_BHWC: Tensor) -> None:
         raise Unsupported('The compiled library has exact GELU alone.')
     if any(dropout.p and dropout.training for dropout in dropouts) or (attention.attn_drop_rate and attention.training):
         raise Unsupported('The compiled library has no dropout, and a dropout rate is above 0.')
-    if drop_path.training and not 0 <= drop_path.drop_prob < 1:
-        raise Unsupported(f'The compiled library takes drop path rates from 0 to below 1, not {drop_path.drop_prob}.')
     if 'attn.w_msa.cpb_mlp' in modules and attention.qkv.bias is not None:
         raise Unsupported(
             'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
