@@ -49,18 +49,18 @@ def empty_aligned(num_bytes: int) -> Tensor:
 
 def require_sizes(function: str, *sizes: Any) -> None:
     """Raise `Unsupported` for sizes that the library does not take, see `size_limits.find_reason_against_sizes`."""
-    reason = _find_reason_now(function, *sizes)
+    reason = _find_reason_with_threads(function, *sizes)
     if reason is not None:
         raise Unsupported(reason)
 
 
 def is_within(function: str, *sizes: int) -> bool:
     """Return whether the library takes the sizes of a call, see `size_limits.find_reason_against_sizes`."""
-    return _find_reason_now(function, *sizes) is None
+    return _find_reason_with_threads(function, *sizes) is None
 
 
 @constant_when_compiled  # returns, not raises: torch.compile cannot catch an error of a constant function
-def _find_reason_now(function: str, *sizes: Any) -> Optional[Reason]:
+def _find_reason_with_threads(function: str, *sizes: Any) -> Optional[Reason]:
     return find_reason_against_sizes(function, torch.get_num_threads(), *sizes)
 
 

@@ -142,8 +142,6 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
     windows, attention, drop_path = block.windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
     if windows.pad_before != (0, 0):
         raise Unsupported('The compiled library pads at right and bottom alone.')
-    if (windows.height, windows.width) != x_BHWC.shape[1:3]:
-        raise Unsupported('The method windows of the block returned windows of another map.')
     C = x_BHWC.shape[3]
     if is_v2:
         bias_window = attention.pretrained_window or windows.window_size
