@@ -3,7 +3,6 @@
 Letters: R regions, I and J bins down and across.
 """
 
-from collections.abc import Sequence
 from ctypes import byref, c_int64
 from typing import Any, Optional
 
@@ -11,12 +10,7 @@ import torch
 from torch import Tensor
 
 from ..native.library import DTYPES, RoiAlignStruct, get_libswin
-from ..native.memory import is_within, require_address
-
-
-def takes_regions(shape: Sequence[int], regions: int, pooling: Any) -> bool:
-    """Return whether the library takes the sizes of maps (B, C, H, W), the number of regions and the settings."""
-    return is_within('roi_align', *shape, regions, *pooling.bins, max(pooling.sampling_ratio, 0))
+from ..native.memory import require_address
 
 
 def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: Any) -> None:

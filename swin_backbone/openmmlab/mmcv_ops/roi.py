@@ -78,9 +78,10 @@ def roi_align_backward(
 
 def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
     """Return whether the compiled library, which is there, takes the sizes."""
-    from ...kernels.detection import regions
+    from ...kernels.native.memory import is_within
 
-    return maps.dim() == 4 and regions.takes_regions(maps.shape, len(rois), pooling)
+    sizes = *maps.shape, len(rois), *pooling.bins, max(pooling.sampling_ratio, 0)
+    return maps.dim() == 4 and is_within('roi_align', *sizes)
 
 
 def _pooling(
