@@ -13,9 +13,6 @@ above:
     convolutions      channels_last maps, 3x3 convolutions by the library
     bfloat16          `--amp`
 
---compile adds the last step with torch.compile of the whole model, graph breaks
-included.
-
 --keep-memory lets the process use freed memory again, for all models, like the
 tools here. The toolboxes' tools return memory to the kernel. DIR is a folder
 of tools/export.py with a whole model.
@@ -64,9 +61,8 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--picture', metavar='F', help='resized to --shape; noise otherwise')
     parser.add(
-        'shape compile threads json overwrite cfg_options',
+        'shape threads json overwrite cfg_options',
         shape=dict(default=(800, 1333), help='default: 800 1333'),
-        compile=dict(help='also measure the last step with torch.compile'),
     )
     parser.add_argument('--train', action='store_true', help='a step of training, with two pictures')
     parser.add_argument('--steps', nargs='+', choices=STEPS, default=list(STEPS), metavar='NAME', help='default: all')
@@ -91,7 +87,7 @@ def main() -> None:
             keep_freed_memory()
         cfg = Job(args.config, Options(cfg_options=args.cfg_options)).cfg
         picture = read_picture(args.picture, args.shape)
-        runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train, args.compile)
+        runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)
         runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})
         spreads = timing.alternate(runs, args.runs, 1)
     first = next(iter(spreads.values())).median
@@ -121,10 +117,8 @@ def read_picture(path: Optional[str], shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(cv2.resize(pixels, shape[::-1])).permute(2, 0, 1).contiguous()
 
 
-def model_runs(
-    cfg: Config, steps: list[str], pictures: list[Tensor], train: bool, has_compiled: bool = False
-) -> dict[str, Run]:
-    """Return functions that run the models once, by step; the last is compiled too."""
+def model_runs(cfg: Config, steps: list[str], pictures: list[Tensor], train: bool) -> dict[str, Run]:
+    """Return functions that run the models once, by step."""
     runs: dict[str, Run] = {}
     weights: dict[str, Tensor] = {}
     for step in steps:
@@ -134,10 +128,6 @@ def model_runs(
         model.train(train)
         run_once = train_once if train else predict_once
         runs[step] = partial(run_once, cfg, model, pictures, step == 'bfloat16')
-        if has_compiled and step == steps[-1]:
-            compiled = copy.deepcopy(model)
-            compiled.compile()
-            runs[f'{step}, compiled'] = partial(run_once, cfg, compiled, pictures, step == 'bfloat16')
     return runs
 
 

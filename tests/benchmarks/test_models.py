@@ -4,7 +4,6 @@ import json
 
 import pytest
 from helpers.in_process import ROOT, run, run_well
-from torch import nn
 
 from swin_backbone import devices
 
@@ -23,16 +22,6 @@ def test_each_step_is_timed(name, more, tmp_path, monkeypatch):
     rows = json.loads((tmp_path / 'found.json').read_text())['rows']
     assert [row['model'] for row in rows] == STEPS
     assert bool(kept) == ('--keep-memory' in more)
-
-
-def test_the_last_step_is_compiled_too(tmp_path, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(nn.Module, 'compile', lambda module: compiled.append(type(module).__name__))
-    config = ROOT / 'configs/demo/swin-nano_upernet_shapes.py'
-    run_well('benchmarks.models', config, *SMALL, '--compile', '--steps', *STEPS[2:4], '--json', tmp_path / 'f.json')
-    rows = json.loads((tmp_path / 'f.json').read_text())['rows']
-    assert [row['model'] for row in rows] == [*STEPS[2:4], 'convolutions, compiled']
-    assert compiled == ['EncoderDecoder']
 
 
 def test_what_has_no_swin_is_said():

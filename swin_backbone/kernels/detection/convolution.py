@@ -13,13 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...compat import constant_when_compiled
-from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_reason_against_dtype
-from ..native.interface import MakeWeights, ResultShapes, Weights
+from ..native.interface import MakeWeights, Weights
 from ..native.library import DTYPES, GEMM_DTYPES, ConvolutionStruct, get_libswin
 from ..native.memory import Cache, empty, is_readable, is_within, make_once, require_address
-from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from . import FLOATS, takes_tensor
 
@@ -34,8 +31,7 @@ MIN_TILES = 32
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
     """Return whether `convolve` takes the arguments, and is faster than torch. Torch raises errors for wrong arguments.
 
-    In bfloat16 the processor must have instructions for bfloat16, but not AMX: by AMX torch takes less time. A graph
-    compares no sizes of maps: the operator of torch does.
+    In bfloat16 the processor must have instructions for bfloat16, but not AMX: by AMX torch takes less time.
     """
     (N, C), tensors = weight_NC33.shape[:2], [t for t in (x_BCHW, weight_NC33, bias_N) if t is not None]
     return bool(
@@ -44,15 +40,10 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         and min(N, C) >= MIN_CHANNELS
         and takes_tensor(x_BCHW)
         and _takes_dtype(_dtype_of(*tensors))
-        and all(is_plain_or_fake(t) if needs_torch_op() else is_readable(t) for t in tensors)
-        and (needs_torch_op() or takes_convolution((len(x_BCHW), *x_BCHW.shape[2:], C), N))
+        and all(map(is_readable, tensors))
+        and count_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
+        and is_within('convolution', max(TILES), len(x_BCHW), *x_BCHW.shape[2:], C, N)
     )
-
-
-def takes_convolution(shape: Sequence[int], N: int) -> bool:
-    """Return whether the library takes maps (B, H, W, C) and N output channels, and is faster than torch."""
-    B, H, W, C = shape
-    return count_tiles(4, B, H, W) >= MIN_TILES and is_within('convolution', max(TILES), B, H, W, C, N)
 
 
 def count_tiles(side: int, B: int, H: int, W: int) -> int:
@@ -80,7 +71,6 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
-@constant_when_compiled
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
     if dtype is None or find_reason_against_dtype(dtype) is not None:
         return False
@@ -104,37 +94,21 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=GEMM_DTYPES.get(dtype, dtype)).contiguous()
-    if needs_torch_op():
-        y_BHWN = torch.ops.swin_backbone.convolve(x_BHWC, weight_NC33, bias_N, is_trained)[0]
-    else:
-        y_BHWN = run_computation(_Convolution(cache, is_trained), _convolve_by_torch, x_BHWC, weight_NC33, bias_N)
+    y_BHWN = run_computation(_Convolution(cache, is_trained), _convolve_by_torch, x_BHWC, weight_NC33, bias_N)
     return y_BHWN.permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
-    """See `native.interface.Computation`.
-
-    Attributes:
-        may_use_torch: whether torch computes the sizes that `takes_convolution` refuses: a graph has maps of all sizes.
-    """
+    """See `native.interface.Computation`."""
 
     cache: Optional[Cache]
     is_trained: bool
-    may_use_torch: bool = False
-
-    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        N = len(weights[0])
-        return ResultShapes((*shape[:3], N), [shape, weights[0].shape, (N,)])
 
     def prepare(self, _: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Sequence[Any]:
         return parameters
 
     def forward(self, x_BHWC: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         weight, bias = prepared
-        if self.uses_torch(x_BHWC, weight):
-            return (
-                _convolve_by_torch(x_BHWC, weight, bias).to(x_BHWC.dtype).contiguous(),
-            )  # autocast may change the dtype
         tile = choose_tile(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
             packed = pack(weight, tile)
@@ -154,37 +128,21 @@ class _Convolution(NamedTuple):
     ) -> Weights:
         weight, (N, C) = weights[0], weights[0].shape[:2]
         grad_x = grad_weight = grad_bias = None
-        if needed[0] and not self.uses_torch(x_BHWC, weight):
+        if needed[0]:
             tile = choose_tile(grad_BHWN, False)
             packed = pack(weight.flip(2, 3).transpose(0, 1), tile)
             grad_x = convolve_packed(grad_BHWN, packed, tile, None, C)
-        by_torch = needed[0] and grad_x is None, *needed[1:3]
-        if any(by_torch):
+        if any(needed[1:]):
             # torch emulates products of bfloat16 on a processor without bfloat16
             wide = x_BHWC.dtype if get_libswin().has_bf16_gemm else torch.float32
-            grad_x_BCHW, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+            _, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.to(wide).permute(0, 3, 1, 2),
                 x_BHWC.to(wide).permute(0, 3, 1, 2),
                 weight.to(wide),
                 [N],
-                *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, by_torch),
+                *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, (False, *needed[1:])),
             )
-            grad_x = grad_x_BCHW.permute(0, 2, 3, 1).contiguous() if by_torch[0] else grad_x
         return grad_x, grad_weight, grad_bias
-
-    def uses_torch(self, x_BHWC: Tensor, weight: Tensor) -> bool:
-        return self.may_use_torch and not takes_convolution(x_BHWC.shape, len(weight))
-
-
-register_operator(
-    'convolve',
-    Schema(
-        ['weight', 'bias'],
-        [],
-        'bool is_trained',
-        lambda _, find_cache, weights, is_trained: _Convolution(find_cache(weights[0]), is_trained, True),
-    ),
-)
 
 
 def _convolve_by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:

@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import needs_torch_op
-from ..native.interface import MakeWeights, ResultShapes, Weights
+from ..native.interface import MakeWeights, Weights
 from ..native.library import DeformableStruct, get_libswin
 from ..native.memory import empty, is_within, require_address
-from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 
 
@@ -34,16 +32,8 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
     """
     values, *others = (x.float().contiguous() for x in (values_BShd, places, weights))
     shapes_L2 = shapes_L2.contiguous()
-    if needs_torch_op():
-        y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
-    else:
-        y_BQhd = run_computation(_Deformable(shapes_L2), partial(_sample_by_torch, shapes_L2), values, *others)
+    y_BQhd = run_computation(_Deformable(shapes_L2), partial(_sample_by_torch, shapes_L2), values, *others)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
-
-
-def takes_layer(channels: int, heads: int, levels: int, points: int) -> bool:
-    """Return whether the library takes a layer in a graph, which compares no sizes of maps."""
-    return is_within('deformable', 1, 1, 1, heads, channels // heads, levels, points)
 
 
 def takes_attention(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: int, num_points: int) -> bool:
@@ -57,10 +47,6 @@ class _Deformable(NamedTuple):
     """See `native.interface.Computation`, and for `shapes_L2`, which is contiguous, `deformable_attention`."""
 
     shapes_L2: Tensor
-
-    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        (B, _, h, d), (places, weights_BQhLP) = shape, weights
-        return ResultShapes((B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape])
 
     def prepare(self, _: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Sequence[Any]:
         return parameters
@@ -103,17 +89,6 @@ class _Deformable(NamedTuple):
         grad_addresses = [require_address('gradient', tensor) for tensor in gradients]
         get_libswin().deformable_backward(byref(structure), *arrays, grad, *grad_addresses)
         return gradients
-
-
-register_operator(
-    'attend_deformably',
-    Schema(
-        ['places', 'weights'],
-        ['shapes_L2'],
-        '',
-        lambda _shape, _find_cache, _weights, shapes_L2: _Deformable(shapes_L2),
-    ),
-)
 
 
 def _sample_by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:

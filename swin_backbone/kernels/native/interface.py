@@ -59,9 +59,6 @@ class Computation(Protocol[Prepared]):
                 others, so that a computation may compute or skip them.
         """
 
-    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
-
 
 class SwinComputation(Computation[Prepared], Protocol[Prepared]):
     """A layer of a Swin, as a NamedTuple."""
@@ -72,6 +69,9 @@ class SwinComputation(Computation[Prepared], Protocol[Prepared]):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         """Raise `Unsupported` if the library does not take the weights, for maps of any size. Nothing reads memory."""
+
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+        """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
 
     def list_operator_arguments(self, weights: Weights) -> tuple[Any, ...]:
         """Return the arguments of the operator of torch after the input, in the order of `operators.SCHEMAS`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...models.windows import Windows
 from .computations import BlockComputation, BlockSettings, BlockWeights, OutputNormComputation, ProjectionComputation
-from .interface import Computation, Weights, as_given
+from .interface import SwinComputation, Weights, as_given
 from .memory import Cache, find_weight_cache
 
 TORCH_OPS = torch.library.Library('swin_backbone', 'FRAGMENT')
@@ -35,11 +35,11 @@ class Schema(NamedTuple):
     weights: Sequence[str]
     others: Sequence[str]
     settings: str
-    make_computation: Callable[..., Computation[Any]]
+    make_computation: Callable[..., SwinComputation[Any]]
 
     def read_arguments(
         self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
-    ) -> tuple[Computation[Any], Weights]:
+    ) -> tuple[SwinComputation[Any], Weights]:
         """Return the computation and the weights of a call. The arguments are those after the input."""
         weights, others = arguments[: len(self.weights)], arguments[len(self.weights) :]
         return self.make_computation(x.shape, find_cache, weights, *others), weights
@@ -117,7 +117,7 @@ def _make_block(
     eps: Sequence[float],
     dtype: torch.dtype,
     saves_activations: bool,
-) -> Computation[Any]:
+) -> SwinComputation[Any]:
     w = BlockWeights(*weights)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
@@ -137,7 +137,7 @@ def _make_projection(
     post_norm: bool,
     dtype: torch.dtype,
     has_gradients: bool,
-) -> Computation[Any]:
+) -> SwinComputation[Any]:
     return ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(weights[0]), has_gradients)
 
 

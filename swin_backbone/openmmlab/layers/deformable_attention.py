@@ -9,8 +9,7 @@ from mmcv.ops import MultiScaleDeformableAttention as Base
 from torch import Tensor
 
 from ...kernels.detection import takes_tensor
-from ...kernels.detection.deformable import deformable_attention, takes_attention, takes_layer
-from ...modes import needs_torch_op
+from ...kernels.detection.deformable import deformable_attention, takes_attention
 
 
 class MultiScaleDeformableAttention(Base):
@@ -51,8 +50,6 @@ class MultiScaleDeformableAttention(Base):
         """Return whether the library takes the sizes."""
         if query.dim() != 3 or value.dim() != 3:
             return False
-        if needs_torch_op():
-            return takes_layer(self.value_proj.out_features, self.num_heads, self.num_levels, self.num_points)
         values_BSC = value if self.batch_first else value.transpose(0, 1)
         return takes_attention(
             values_BSC, spatial_shapes, self.num_heads, query.shape[self.batch_first], self.num_points

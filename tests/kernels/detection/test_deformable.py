@@ -82,9 +82,3 @@ def test_wrong_arguments_are_errors(change, message):
     shapes_L2, (values, places, weights) = make_arguments([(5, 7)])
     with pytest.raises(ValueError, match=message):
         deformable_attention(values, change.get('shapes', shapes_L2), change.get('places', places), weights)
-
-
-def test_opcheck():
-    shapes_L2, tensors = make_arguments([(5, 7), (2, 3)])
-    arguments = [tensor.requires_grad_() for tensor in tensors]
-    torch.library.opcheck(torch.ops.swin_backbone.attend_deformably.default, (*arguments, shapes_L2))

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from helpers.graphs import layers_in, record_graphs
 from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
@@ -80,22 +79,3 @@ def test_autocast(calls):
         with torch.autocast('cpu', torch.bfloat16):
             torch.testing.assert_close(ours(query, **arguments), expected, rtol=0.1, atol=0.1)
     assert calls == [1]
-
-
-def test_a_graph_has_an_operator():
-    """One graph serves other numbers of queries; outputs and gradients are those of eager mode."""
-    layer = make_layer(True)
-    replace_layers(nn.Sequential(layer))
-    compiled, graphs = record_graphs(layer, fullgraph=True, dynamic=True)
-    for part in (13, 9):
-        query, arguments = arguments_of(layer, 2, False)
-        of_part = {name: arguments[name][:, :part].clone() for name in ('query_pos', 'reference_points')}
-        arguments, query = {**arguments, **of_part}, query[:, :part].clone()
-        both = []
-        for run in (compiled, layer):
-            leaf = query.clone().requires_grad_()
-            y = run(leaf, **arguments)
-            both.append([y, *torch.autograd.grad((y * y.detach().sin()).sum(), [leaf, *layer.parameters()])])
-        for ours, truth in zip(*both):
-            torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5 * float(truth.abs().max()))
-    assert [layers_in(one.graph) for one in graphs] == [dict(attend_deformably=1)]
