@@ -31,7 +31,7 @@ class Computation(Protocol[Prepared]):
     """A computation by the library, from an input and weights to an output, with gradients.
 
     Its fields are a layer's settings and, set by `_replace` for one call, tensors without gradients. `plans.py` runs it
-    in autograd, and `operators.py` makes an operator of torch of it.
+    in autograd.
     """
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Prepared:
@@ -61,7 +61,7 @@ class Computation(Protocol[Prepared]):
 
 
 class SwinComputation(Computation[Prepared], Protocol[Prepared]):
-    """A layer of a Swin, as a NamedTuple."""
+    """A layer of a Swin, as a NamedTuple. `operators.py` makes an operator of torch of it, for graphs."""
 
     @property
     def operator_name(self) -> str:

@@ -48,10 +48,10 @@ class Schema(NamedTuple):
 def register_operator(name: str, schema: Schema) -> None:
     """Register an operator of torch, `torch.ops.swin_backbone.NAME(x, *arguments)`, and its backward pass.
 
-    The first output is the layer's, of the dtype of `x`. The second is what the backward pass takes.
+    The first output is the layer's. The second is what the backward pass takes. All floating numbers are float32.
     """
     full_name, backward_name, tensors = f'swin_backbone::{name}', f'{name}_backward', [*schema.weights, *schema.others]
-    arguments = f'Tensor x, {"".join(f"Tensor? {tensor}, " for tensor in tensors)}{schema.settings}'.rstrip(', ')
+    arguments = f'Tensor x, {"".join(f"Tensor? {tensor}, " for tensor in tensors)}{schema.settings}'
     TORCH_OPS.define(f'{name}({arguments}) -> (Tensor, Tensor)')
     TORCH_OPS.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
@@ -64,9 +64,8 @@ def register_operator(name: str, schema: Schema) -> None:
         computation, weights = schema.read_arguments(x, arguments, find_weight_cache)
         prepared = computation.prepare(x.shape, weights, as_given)
         saved_tensors = [saved] if len(saved) else []
-        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, saved_tensors)
-        inputs: Any = [x, *weights]
-        return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
+        gradients = computation.backward(grad.contiguous(), needed, x, prepared, weights, saved_tensors)
+        return [gradient if is_needed else x.new_empty(0) for gradient, is_needed in zip(gradients, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         computation, weights = schema.read_arguments(x, arguments)
@@ -76,8 +75,7 @@ def register_operator(name: str, schema: Schema) -> None:
     def fake_backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         computation, weights = schema.read_arguments(x, arguments)
         shapes = computation.infer_shapes(x.shape, *weights).gradients
-        inputs: Any = [x, *weights]
-        return [t.new_empty(shape) if n else x.new_empty(0) for shape, t, n in zip(shapes, inputs, needed)]
+        return [x.new_empty(shape if is_needed else (0,)) for shape, is_needed in zip(shapes, needed)]
 
     def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         first_setting = 1 + len(tensors)
