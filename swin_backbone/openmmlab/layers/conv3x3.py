@@ -40,10 +40,9 @@ class Conv3x3(nn.Conv2d):
 def channels_last(x: Tensor) -> Tensor:
     """Return maps in channels_last memory.
 
-    In an exported graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W),
-    has none.
+    In a graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W), has none.
     """
-    is_changed = x.dim() == 4 and tracer_of(x) in (None, 'torch.compile')
+    is_changed = x.dim() == 4 and tracer_of(x) is None
     return x.contiguous(memory_format=torch.channels_last) if is_changed else x
 
 

@@ -12,7 +12,7 @@ from mmseg.models.utils import resize
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...compat import has_global_hooks, hidden_from_compiler
+from ...compat import has_global_hooks
 from ...kernels.changes import is_changed
 from ...kernels.native.memory import Cache, find_cache
 from ...modes import tracer_of
@@ -23,13 +23,8 @@ class UPerHead(OfMMSeg):
     """mmseg's UPerHead. Arguments and parameters are equal, results are equal up to rounding.
 
     mmseg enlarges the maps of all levels to the largest map, then convolves. Here a coarse map is convolved at its own
-    size, see `conv_of_resized`. Exported graphs are mmseg's.
-
-    torch.compile breaks its graph at the resize of the logits: on a CPU a compiled resize takes twice the time.
+    size, see `conv_of_resized`. Graphs are mmseg's.
     """
-
-    predict_by_feat = hidden_from_compiler(OfMMSeg.predict_by_feat)
-    loss_by_feat = hidden_from_compiler(OfMMSeg.loss_by_feat)
 
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[-1]
@@ -57,7 +52,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     conv = module.conv
     return (
         x.device.type == 'cpu'
-        and tracer_of(x) in (None, 'torch.compile')
+        and tracer_of(x) is None
         and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
         and not (has_global_hooks() or is_changed(module) or is_changed(conv))

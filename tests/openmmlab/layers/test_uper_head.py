@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.graphs import record_graphs
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -115,25 +114,3 @@ def test_a_graph_is_mmsegs():
     graphs = [torch.export.export(head, (inputs,)).graph for head in (theirs, ours)]
     names = [[str(node.target) for node in graph.nodes if node.op == 'call_function'] for graph in graphs]
     assert names[0] == names[1]
-
-
-def test_a_compiled_head_is_one_graph_for_three_sizes():
-    ours = heads(in_channels=[8, 16], in_index=[0, 1], pool_scales=(1, 3))[1]
-    compiled, graphs = record_graphs(ours, fullgraph=True, dynamic=True)
-    with torch.no_grad():
-        for size in ((72, 88), (33, 50), (80, 60)):  # no side is a number of channels, or a side of a pooled map
-            inputs = maps(*size)
-            torch.testing.assert_close(compiled(inputs), ours(inputs), rtol=1e-5, atol=1e-6)
-    assert len(graphs) == 1
-
-
-def test_a_graph_breaks_at_the_resize_of_logits():
-    """On a CPU a compiled resize takes twice the time of torch's."""
-    ours, metas = heads()[1], [dict(img_shape=(64, 48))]
-    compiled, graphs = record_graphs(lambda x: ours.predict_by_feat(2 * x, metas))
-    logits = torch.rand(1, ours.num_classes, 16, 12)
-    resized = compiled(logits)
-    assert resized.equal(ours.predict_by_feat(2 * logits, metas))
-    assert resized.shape[2:] == (64, 48)
-    (graph,) = graphs
-    assert 'interpolate' not in graph.code
