@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...compat import without_cudnn_attention
 from ...modes import tracer_of
 from ...replace import replaceable
-from ...sizes import Size, num_offsets
+from ...sizes import Size
 from ..windows import EDGE_SLICES, Windows, edge_masks, relative_position_bias
 
 # Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention. A graph has the
@@ -121,7 +121,8 @@ class WindowAttention(BaseAttention):
         self.num_heads = num_heads
         self.window_size = window_size
         self.scale = qk_scale or (embed_dims // num_heads) ** -0.5
-        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets(window_size), num_heads))
+        num_offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets, num_heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
         self.attn_drop_rate = attn_drop_rate
