@@ -14,6 +14,7 @@ import torch
 from helpers.openmmlab.breadth import build, pictures_and_truth, swapped, train_one_step
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.config_parts import iter_parts
+from swin_backbone.openmmlab.errors import ConfigError
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'
 
@@ -62,8 +63,10 @@ def outcome(path, trained):
     """Return the result for a config, and the reason. `trained` collects the sets of layer types that trained."""
     try:
         cfg = read_config(path)
-    except (ImportError, FileNotFoundError) as error:
-        return NOT_TRIED, _first_line(error)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, (ImportError, FileNotFoundError)):
+            raise
+        return NOT_TRIED, _first_line(error.__cause__)
     if 'model' not in cfg:
         return NOT_TRIED, 'no model: a base config or a program'
     try:
