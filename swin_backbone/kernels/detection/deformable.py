@@ -53,11 +53,11 @@ class _Deformable(NamedTuple):
 
     def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         places, weights = prepared
-        structure, arrays, y_BQhd = self.locate(values, places, weights)
+        structure, arrays, y_BQhd = self.make_structure(values, places, weights)
         get_libswin().deformable_forward(byref(structure), *arrays, require_address('y', y_BQhd))
         return (y_BQhd,)
 
-    def locate(
+    def make_structure(
         self, values: Tensor, places: Tensor, weights: Tensor
     ) -> tuple[DeformableStruct, list[Optional[int]], Tensor]:
         """Return the structure of a call, the addresses of the inputs, and memory for the output."""
@@ -83,7 +83,7 @@ class _Deformable(NamedTuple):
         saved: Sequence[Tensor],
     ) -> Weights:
         places, weights = parameters
-        structure, arrays, y_BQhd = self.locate(values, places, weights)
+        structure, arrays, y_BQhd = self.make_structure(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
         grad = require_address('gradient', grad_BQhd, y_BQhd.shape)
         grad_addresses = [require_address('gradient', tensor) for tensor in gradients]
