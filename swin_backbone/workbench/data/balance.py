@@ -18,7 +18,7 @@ from ..configs.data_parts import list_dataset_configs
 from .datasets import BuiltDatasets, iter_base_datasets
 from .load_picture import loads_annotations
 
-RARE = 0.5  # of the pictures of the median class. At most doubled, no rare class exceeds the median.
+RARE = 0.5  # share of the median class's pictures below which a class is rare: doubled, it does not exceed the median
 WEIGHT_OF_ALL = 1.02  # of Paszke et al. 2016, ENet: weights of 1 / log(1.02 + share) differ by a factor of 35 at most
 MAX_NAMES = 8
 
