@@ -69,7 +69,7 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
     assert (one == two).mean() > 0.999
     for name, *more in ('exported',), ('checkpoint', '--precision=int8'):
         error = error_of(*command(files, SEGMENTATION, tmp_path / name, '--resume', *more))
-        assert 'was begun with model' in error
+        assert 'was begun with another model' in error
 
 
 @pytest.mark.parametrize(
