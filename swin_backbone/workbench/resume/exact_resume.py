@@ -103,10 +103,7 @@ def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str
 def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
     """Let the data of this run begin after the batches of a checkpoint, and return what differs, in words.
 
-    Iteration and batches are converted to the units of this run.
-
-    Raises:
-        ValueError: if one training counts epochs, and the other iterations.
+    Epoch, iteration and batches are converted to the units of this run.
     """
     loop = runner.train_loop
     if not isinstance(loop, ResumableLoop):
@@ -121,17 +118,22 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
         )
         return []
     units = _find_units(runner)
-    if state['by_epoch'] != units['by_epoch']:
-        raise ValueError('one of the two trainings counts epochs, and the other iterations')
-    changes = list(_describe_differences(state, units))
+    saved_units = {key: state[key] for key in units}
+    changes = list(_describe_differences(saved_units, units))
     batches = state['batches_done']
     if changes:
-        if isinstance(state['batch_size'], int) and isinstance(units['batch_size'], int):
-            images = batches * state['batch_size'] * state['ranks']
+        if saved_units['by_epoch'] != units['by_epoch']:
+            batches = meta['iter']
+            meta['epoch'] = 0
+        if isinstance(saved_units['batch_size'], int) and isinstance(units['batch_size'], int):
+            images = batches * saved_units['batch_size'] * saved_units['ranks']
             batches = images // (units['batch_size'] * units['ranks'])
-        if units['by_epoch']:  # as if all epochs had the length of this epoch
+        if isinstance(loop, ResumableEpochLoop):  # as if all epochs had the length of this epoch
             length = len(loop.dataloader)
-            batches = min(batches, length)
+            if saved_units['by_epoch']:
+                batches = min(batches, length)
+            else:
+                meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
     loop.batches_done = batches
     loop.validated_iter = state['validated_iter']
@@ -149,6 +151,8 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
 
 
 def _describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+    if saved['by_epoch'] != current['by_epoch']:
+        yield 'epochs instead of iterations' if current['by_epoch'] else 'iterations instead of epochs'
     for key, what in (
         ('batches_a_step', '{} batches a step'),
         ('batch_size', '{} images a batch'),

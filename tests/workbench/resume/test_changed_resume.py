@@ -86,13 +86,18 @@ def test_training_without_its_average_changes_no_bit(tmp_path, record_fault, loo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('stop', [None, 3])
 @pytest.mark.parametrize(('before', 'after'), [('epochs', 'iterations'), ('iterations', 'epochs')])
-def test_a_resume_in_the_other_loop_is_refused(tmp_path, record_fault, before, after):
+def test_a_changed_resume_in_the_other_loop(tmp_path, record_fault, before, after, stop):
+    """Resume at the end and in the middle of an epoch."""
     log, work_dir = tmp_path / 'log', tmp_path / 'work'
-    assert train(work_dir, tmp_path / 'first', **LOOPS[before]) == {0}
-    assert train(work_dir, log, resume=True, **LONGER[after]) != {0}
-    assert 'cannot be resumed: one of the two trainings counts epochs, and the other iterations' in last_words(log)
-    record_fault('optimizer_states')
+    hooks = stop_after(stop) if stop else ()
+    assert train(work_dir, tmp_path / 'first', **LOOPS[before], hooks=hooks) == {75 if stop else 0}
+    assert train(work_dir, log, resume=True, **LONGER[after]) == {0}, last_words(log)
+    assert f'is resumed with {after} instead of {before}: results differ' in last_words(log)
+    meta = torch.load(work_dir / ENDED_AT[after], weights_only=False)['meta']
+    assert (meta['iter'], meta['exact_resume']['batches_done']) == ((24, 0) if after == 'epochs' else (20, 20))
+    record_fault('changed_resumes')
 
 
 @pytest.mark.slow
