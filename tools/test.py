@@ -11,7 +11,7 @@ import argparse
 from contextlib import ExitStack
 
 from swin_backbone.commands import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import describe_unused_options
+from swin_backbone.options import describe_unused_options, number_from
 
 
 def parse_args() -> argparse.Namespace:
@@ -28,7 +28,15 @@ def parse_args() -> argparse.Namespace:
             'for the predictions; for a segmentor, a folder for label PNGs, as of infer.py',
         ),
     )
+    parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
+    parser.add_argument(
+        '--wait-time',
+        type=number_from(0),
+        default=2,
+        metavar='S',
+        help='with --show: seconds for each picture (default: 2)',
+    )
     parser.add_argument('--tta', action='store_true', help='test-time augmentation of the config, or flipping')
     args = parser.parse_args()
     if (args.checkpoint is None) == (args.weights is None):
@@ -45,7 +53,9 @@ def main() -> None:
     from swin_backbone.workbench.runner.launchers import read_rank
     from swin_backbone.workbench.runner.prediction_outputs import OutputOptions
 
-    outputs = OutputOptions(args.tta, args.show_dir, args.out, args.first_label, args.overwrite)
+    outputs = OutputOptions(
+        args.tta, args.show, args.wait_time, args.show_dir, args.out, args.first_label, args.overwrite
+    )
     # OSError: outputs move to their places when the stack ends
     with exit_with_message((OSError,), args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):

@@ -26,6 +26,7 @@ class OutputOptions:
 
     Args:
         tta: augment pictures: see `enable_tta`.
+        show: draw predictions in a window, for `wait_time` seconds each.
         show_dir: folder of the drawn pictures.
         out: a .pkl file for the predictions; for a segmentor, a folder of label PNGs; for a detector also F.json, see
             `write_coco_results`.
@@ -34,6 +35,8 @@ class OutputOptions:
     """
 
     tta: bool = False
+    show: bool = False
+    wait_time: float = 2
     show_dir: Optional[str] = None
     out: Optional[str] = None
     first_label: int = 0
@@ -62,10 +65,11 @@ def write_outputs(
                 claim_folder(path, outputs.overwrite)
             return stack.enter_context(collect_files(Path(path)))
 
-        if outputs.show_dir:
-            enable_drawing(cfg, str(claim(outputs.show_dir).absolute()))
-            if cfg.get('default_scope') == 'mmdet':
-                hooks.append(UniqueFileNamesHook(with_suffix=True))
+        show_dir = str(claim(outputs.show_dir)) if outputs.show_dir else None
+        if outputs.show or show_dir:
+            enable_drawing(cfg, outputs.show, show_dir, outputs.wait_time)
+        if show_dir and cfg.get('default_scope') == 'mmdet':
+            hooks.append(UniqueFileNamesHook(with_suffix=True))
         if outputs.out and segments:
             hooks += [UniqueFileNamesHook(with_suffix=False), WriteLabelsHook(claim(outputs.out), outputs.first_label)]
         elif outputs.out:
@@ -105,8 +109,8 @@ def collect_files(folder: Path) -> Iterator[Path]:
                     path.replace(target)
 
 
-def enable_drawing(cfg: Config, show_dir: str) -> None:
-    """Draw predictions on every tested picture, into an absolute path: mmdet's hook puts others into the work folder.
+def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
+    """Draw predictions on every tested picture, in a window or into `show_dir`.
 
     Raises:
         ValueError: if the config has no visualization hook.
@@ -115,16 +119,20 @@ def enable_drawing(cfg: Config, show_dir: str) -> None:
     scope = cfg.get('default_scope')
     if hook is None:
         raise ValueError(
-            "--show-dir needs default_hooks=dict(visualization=dict(type='DetVisualizationHook')), "
+            "--show and --show-dir need default_hooks=dict(visualization=dict(type='DetVisualizationHook')), "
             "'SegVisualizationHook' or, of mmpretrain, 'VisualizationHook', in the config"
         )
     hook.update({'enable' if scope == 'mmpretrain' else 'draw': True, 'interval': 1})
-    if scope == 'mmseg':
-        cfg.visualizer.save_dir = show_dir
-    elif scope == 'mmpretrain':
-        hook.out_dir = show_dir
-    else:
-        hook.test_out_dir = show_dir
+    if show:
+        hook.update(show=True, wait_time=wait_time)
+    if show_dir:
+        show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts relative paths below the working folder
+        if scope == 'mmseg':
+            cfg.visualizer.save_dir = show_dir
+        elif scope == 'mmpretrain':
+            hook.out_dir = show_dir
+        else:
+            hook.test_out_dir = show_dir
 
 
 def enable_tta(cfg: Config) -> None:
