@@ -47,9 +47,8 @@ def test_a_segmentor_in_shards_and_in_one_run(tmp_path, files):
     assert 'was begun with skip_blank None, not 0' in error
 
 
-def test_a_detector_by_infer_with_tiles(tmp_path, files):
-    _, *arguments = command(files, DETECTION, tmp_path, '--score-thr', 0.01)
-    run_well('tools/infer.py', *arguments)
+def test_masks_of_a_detector_have_the_size_of_the_picture(tmp_path, files):
+    run_well(*command(files, DETECTION, tmp_path, '--score-thr', 0.01))
     lines = (tmp_path / 'objects' / 'a.jsonl').read_text().splitlines()
     assert lines
     assert all(json.loads(line)['segmentation']['size'] == [200, 300] for line in lines)
