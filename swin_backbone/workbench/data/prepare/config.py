@@ -100,6 +100,9 @@ def _turn_panoptic_into_instances(cfg: Config, num_classes: int) -> None:
         for head in (fusion, cfg.model.panoptic_head):
             head.update(num_things_classes=num_classes, num_stuff_classes=0)
         cfg.model.setdefault('test_cfg', ConfigDict()).update(panoptic_on=False, semantic_on=False, instance_on=True)
+        for augment in (cfg.model.get('data_preprocessor') or {}).get('batch_augments') or ():
+            if 'pad_seg' in augment:
+                augment.pad_seg = False  # the labels of pixels, which COCO's annotations have not
     for transform in loads:
         reading = {name: value for name, value in transform.items() if name in ('imdecode_backend', 'backend_args')}
         transform.clear()

@@ -9,10 +9,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 from helpers import edited_json
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, labels_of, read
+from mmdet.registry import MODELS
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
 from mmengine.config import Config
+from mmengine.structures import InstanceData
 from mmseg.models import STDCHead
 from pycocotools import mask as coco_mask
 
@@ -101,6 +106,16 @@ def test_pictures_and_annotations_may_lie_apart(tmp_path):
     root = layouts.made('coco', tmp_path)
     cfg, _ = fill(BOXES, root / 'annotations' / 'instances_train.json', tmp_path / 'work2')
     assert len(read(cfg, 'val')['images']) == 2
+
+
+def test_a_panoptic_mask_former_pads_pictures_without_labels_of_pixels(tmp_path):
+    """Its random scale makes pictures below the size to which a batch is padded."""
+    cfg, _ = fill(PANOPTIC, layouts.made('coco', tmp_path), tmp_path / 'work')
+    sample = DetDataSample(metainfo=dict(img_shape=(20, 30)))
+    sample.gt_instances = InstanceData(masks=BitmapMasks(np.ones((1, 20, 30), np.uint8), 20, 30))
+    batch = dict(inputs=[torch.zeros(3, 20, 30, dtype=torch.uint8)], data_samples=[sample])
+    padded = MODELS.build(cfg.model.data_preprocessor)(batch, training=True)['data_samples'][0]
+    assert padded.gt_instances.masks.masks.shape == (1, *padded.batch_input_shape)
 
 
 @pytest.mark.parametrize('edges', ['STDCHead', 'mmseg.STDCHead', STDCHead])
