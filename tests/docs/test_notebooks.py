@@ -2,11 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, require_plain_mmdet
 
 NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
 each = pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
@@ -32,9 +30,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     import nbformat
 
     if 'from mmdet' in path.read_text(encoding='utf-8'):
-        imported = subprocess.run([sys.executable, '-c', 'import mmdet.models'], capture_output=True, text=True)
-        if imported.returncode:  # mmpretrain imports torchvision, and the kernel prepares no process as the commands do
-            pytest.skip(f'mmdet does not import by itself: {imported.stderr.splitlines()[-1]}')
+        require_plain_mmdet()
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
     monkeypatch.setenv('IPYTHONDIR', str(tmp_path))
     notebook = nbformat.read(path, as_version=4)

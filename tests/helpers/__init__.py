@@ -7,6 +7,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # For subprocesses: the package of the work tree, and the helpers.
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), os.environ.get('PYTHONPATH', '')])
@@ -28,6 +30,16 @@ def run_python(*words, status=0, folder=ROOT, path=ROOT, **variables):
     )  # fmt: skip
     assert status in (None, process.returncode), process.stdout[-3000:] + process.stderr[-3000:]
     return process
+
+
+def require_plain_mmdet():
+    """Skip a test where mmdet does not import by itself, without the preparation of this package's commands.
+
+    mmdet imports mmpretrain, which imports torchvision, which may be built for another torch.
+    """
+    imported = run_python('-c', 'import mmdet.models', status=None)
+    if imported.returncode:
+        pytest.skip(f'mmdet does not import by itself: {imported.stderr.splitlines()[-1]}')
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import PYTHONPATH, run_python
+from helpers import PYTHONPATH, require_plain_mmdet, run_python
 from helpers.in_process import run_well
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, SIDE
 from helpers.openmmlab.own_folders import resolve
@@ -153,6 +153,7 @@ SAME = {
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
 def test_the_toolboxs_own_tool_trains_the_saved_config_to_the_same_losses(toolbox, own, tmp_path):
     """Without randomness in the data: this package draws random numbers by iteration, and mmengine by process."""
+    require_plain_mmdet()
     ours, theirs = tmp_path / 'ours', tmp_path / 'theirs'
     config, more = SAME[toolbox]
     given = words(own, ours, *more)
