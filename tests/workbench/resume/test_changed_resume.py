@@ -7,6 +7,8 @@ import pytest
 import torch
 from helpers.openmmlab.toy_training import config, differing, run, run_ranks
 
+from swin_backbone.workbench.runner.hooks import signals
+
 LOOPS = {'epochs': dict(epochs=2), 'iterations': dict(iterations=16, interval=4)}
 ENDED_AT = {'epochs': 'epoch_3.pth', 'iterations': 'iter_20.pth'}
 LONGER = {'epochs': dict(epochs=3), 'iterations': dict(iterations=20, interval=4)}
@@ -49,7 +51,8 @@ def stop_after(iteration):
     'change', [pytest.param(change, marks=[pytest.mark.slow] * (change != 'a smaller batch')) for change in CHANGES]
 )
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_changed_resume(tmp_path, record_fault, loop, change):
+def test_a_changed_resume(tmp_path, record_fault, monkeypatch, loop, change):
+    monkeypatch.setattr(signals, 'AGREEMENT_S', 0)  # processes agree on a signal after each step
     before, after, message = CHANGES[change]
     log = tmp_path / 'log'
     stopped = 'optim_wrapper__accumulative_counts' in before
