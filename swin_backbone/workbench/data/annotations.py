@@ -212,6 +212,8 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
             (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
         elif with_masks and isinstance(item['segmentation'], dict):
             rles += not item.get('iscrowd')
+        elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
+            warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
     (warnings if filled else errors).update(strays)
     pictures = {image_id: (files[image_id], size, loaded[image_id]) for image_id, size in sizes.items()}
     empty = len(sizes.keys() - filled)
@@ -296,3 +298,16 @@ def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings:
     if x < -1 or y < -1 or x + width > size[1] + 1 or y + height > size[0] + 1:
         warnings.add('boxes that reach out of their image', has_in_size)
     return False
+
+
+def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, int]) -> bool:
+    """Return whether a bbox and the box around polygons share less than half of their union, inside the picture."""
+    x, y, width, height = box
+    corners = [x, y, x + width, y + height]
+    outer_edges = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
+    (x1, y1, x2, y2), (x3, y3, x4, y4) = (
+        [min(max(value, 0), size[1 - index % 2]) for index, value in enumerate(edges)]
+        for edges in (corners, outer_edges)
+    )
+    shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
+    return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-from helpers.openmmlab.bad_annotations import SIDE, make_data, train
+from helpers.openmmlab.bad_annotations import SIDE, SQUARE, make_data, train
 
 from swin_backbone.checks import DataError
 from swin_backbone.workbench.data import guard
@@ -136,6 +136,8 @@ TWINS = {
               'objects with class and box of another: 1, as annotation 99 and 10'),
     'two classes': (lambda coco: coco['annotations'].append({**coco['annotations'][0], 'id': 99, 'category_id': 7}),
                     'objects with the box of another class: 1, as annotation 99 and 10'),
+    'corners': (lambda coco: coco['annotations'][0].update(segmentation=[[x + 20 for x in SQUARE]]),
+                'objects whose bbox is not around their polygons: 1, as annotation 10 has bbox [4, 6, 24, 24]'),
     'one name': (lambda coco: coco['images'][1].update(file_name='0.png'),
                  'file names of several images, each with objects of its own: 1, as 0.png of 2'),
     'no score': (lambda coco: None, 'classes without validation data, which have no score: 1, as bolt'),
