@@ -3,6 +3,7 @@
 A fork has all modules and starts at once. Loggers and message hubs of a fork are new.
 """
 
+import multiprocessing.process
 import os
 import random
 import resource
@@ -227,6 +228,7 @@ def start(function, *args, log=os.devnull, **environment):
             os.dup2(file.fileno(), 2)
             sys.stdout = sys.stderr = file
             MMLogger._instance_dict.clear()  # loggers of the parent print to the captured stdout of a test
+            multiprocessing.process._children.clear()  # an exit ends and joins children: these are the parent's
             os.environ.update({key: str(value) for key, value in environment.items()})
             torch.set_num_threads(1)  # a fork has no OpenMP threads
             try:

@@ -91,13 +91,18 @@ def test_workers_end_when_their_process_does(tmp_path):
         train(config(tmp_path, epochs=1, workers=2))
         multiprocessing.util._exit_function()
 
-    process = start(exit_as_python_does)
+    of_another_test = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,), daemon=True)
+    of_another_test.start()
+    log = tmp_path / 'log'
+    process = start(exit_as_python_does, log=log)
     deadline = time.monotonic() + 60
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if time.monotonic() > deadline:
             os.killpg(process, signal.SIGKILL)
         time.sleep(0.05)
-    assert wait(process) == 0
+    of_another_test.kill()
+    of_another_test.join()
+    assert wait(process) == 0, log.read_text()[-3000:]
 
 
 def test_ranks_stop_after_the_same_step(tmp_path, record_fault, monkeypatch):
