@@ -15,6 +15,7 @@ tools here. Training steps take memory for every stored value.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -228,7 +229,8 @@ def main() -> None:
             best = min(of_peers or [values[OURS].median if OURS in values else min(values.values()).median])
             of_shape = []
             for name, value in values.items():
-                ratio = value.median / best if args.memory else best / value.median
+                parts = (value.median, best) if args.memory else (best, value.median)
+                ratio = parts[0] / parts[1] if parts[1] else math.inf  # no growth of a process
                 row = dict(model=name, height=shape[0], width=shape[1], value=value.median, ratio=ratio)
                 of_shape.append({**row, 'fastest': value.fastest, 'slowest': value.slowest})
             show(title, of_shape, args.memory)
