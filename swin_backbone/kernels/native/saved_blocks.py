@@ -13,19 +13,19 @@ from .library import GEMM_DTYPES, load_library
 
 # FLOPs of a core per byte of memory traffic. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
 # GFLOP/s of float32 and 610 of bfloat16, and 4 GB/s.
-AMX = {torch.float32: 80, torch.bfloat16: 170}
+AMX = {torch.float32: 80, torch.bfloat16: 150}
 VECTORS = {torch.float32: 20, torch.bfloat16: 40}
 RECOMPUTED = 16  # operations for a token, times C squared: qkv, proj, fc1
 SAVED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after attention, hidden tokens
 # At most this share of all blocks' activations is saved: then training takes about half the memory of mmdet's Swin.
 # Measured at 512x512 in float32: 0.58 of Swin-T's activations take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
-FITS_IN_HALF = 0.65
+MAX_SAVED_SHARE = 0.65
 Stages = tuple[tuple[int, int], ...]  # channels and blocks of each stage
 SWIN_T_STAGES = (96, 2), (192, 2), (384, 6), (768, 2)
 
 
-class SavedBlocks(NamedTuple):
-    """The blocks that save activations for the backward pass."""
+class SavingRule(NamedTuple):
+    """Blocks of `least_channels` and more save activations for the backward pass."""
 
     least_channels: int
     reason: str
@@ -44,7 +44,7 @@ def saves_activations(dtype: torch.dtype, channels: int, stages: Stages = SWIN_T
 
 
 @lru_cache(maxsize=64)
-def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> SavedBlocks:
+def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> SavingRule:
     """Return the blocks that save activations in training, by the processor and by memory.
 
     Saving writes and reads 9 C numbers for a token. Computing again takes 16 C^2 operations. The faster choice is
@@ -57,14 +57,14 @@ def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> S
     """
     library, reason = load_library()
     if library is None:
-        return SavedBlocks(0, str(reason))
+        return SavingRule(0, str(reason))
     gemm_dtype = GEMM_DTYPES.get(dtype, dtype) if library.has_bf16_gemm else torch.float32
     speed = (AMX if library.isa == 'amx' else VECTORS)[gemm_dtype]
     least = 2 * SAVED * gemm_dtype.itemsize * speed // RECOMPUTED
     reason = f'{library.isa} computes {speed} operations in the time of a byte of memory'
     activations = [channels * blocks / 4**stage for stage, (channels, blocks) in enumerate(stages)]  # relative
     for stage, (channels, _) in enumerate(stages):
-        is_above = gemm_dtype.itemsize == 4 and sum(activations[stage:]) > FITS_IN_HALF * sum(activations)
+        is_above = gemm_dtype.itemsize == 4 and sum(activations[stage:]) > MAX_SAVED_SHARE * sum(activations)
         if is_above and channels >= least:
             least, reason = channels + 1, "activations of more blocks take memory above half of that of mmdet's Swin"
-    return SavedBlocks(least, f'blocks of {least} and more channels save activations: {reason}')
+    return SavingRule(least, f'blocks of {least} and more channels save activations: {reason}')
