@@ -61,13 +61,6 @@ def import_package() -> None:
     prepare_process()
 
 
-def set_timeout(seconds: float) -> None:
-    """End each download of this process after `seconds` without data."""
-    from swin_backbone.checkpoints import download
-
-    download.set_timeout(seconds)
-
-
 def _parse_score_thr(text: str) -> Any:
     """Return a number from 0 to 1, or the thresholds in a report."""
     if not os.path.exists(text):

@@ -17,7 +17,7 @@ from textwrap import fill
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
-from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, ToolOptions, import_package, refuse_options, set_timeout
+from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, ToolOptions, import_package, refuse_options
 
 if TYPE_CHECKING:
     from swin_backbone.workbench.job import Job
@@ -165,7 +165,9 @@ class Parser(argparse.ArgumentParser):
         if self.needs_package(parsed):
             import_package()
         if getattr(parsed, 'timeout', ToolOptions.timeout) != ToolOptions.timeout:
-            set_timeout(parsed.timeout)
+            from swin_backbone.checkpoints import download
+
+            download.set_timeout(parsed.timeout)
         return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
