@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from swin_backbone.kernels.triton.attend import run_attention
+from swin_backbone.kernels.triton.plans import run_attention
 from swin_backbone.models.layers.attention import BaseAttention
 from swin_backbone.replace import Replacement
 

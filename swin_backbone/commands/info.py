@@ -182,7 +182,7 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     import torch
 
     from ..kernels.native.availability import find_reason_against
-    from ..kernels.triton.planning import find_reason_against_attention
+    from ..kernels.triton.availability import find_reason_against_attention
     from ..models import SwinBackbone
     from ..models.windows import Windows
 

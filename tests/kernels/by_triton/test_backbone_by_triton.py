@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.paper import Traffic
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.triton import attend, check, planning
+from swin_backbone.kernels.triton import availability, plans, trial
 from swin_backbone.kernels.triton.tiles import Variant
 from swin_backbone.models.windows import Windows
 from swin_backbone.replace import CannotRun
@@ -22,7 +22,7 @@ from swin_backbone.replace import CannotRun
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
 needs_triton = pytest.mark.skipif(
-    planning.find_fault(Variant(DEVICE, torch.float32, 16, (7, 7), (3, 3), False, False, False)) is not None,
+    availability.find_fault(Variant(DEVICE, torch.float32, 16, (7, 7), (3, 3), False, False, False)) is not None,
     reason='the Triton kernel does not run here',
 )
 
@@ -123,7 +123,7 @@ def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=
     """Return whether there is a plan for maps with device, dtype and shape alone."""
     x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
     attention = SimpleNamespace(num_heads=2, attn_drop_rate=dropout, training=True, backend=backend)
-    planned = attend.plan_attention(attention, x, Windows(7, 7, window_size))
+    planned = plans.plan_attention(attention, x, Windows(7, 7, window_size))
     if isinstance(planned, str) and backend == 'triton':
         raise CannotRun(backend, planned)
     return callable(planned)
@@ -131,8 +131,8 @@ def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=
 
 @pytest.fixture
 def nothing_tried(monkeypatch):
-    monkeypatch.setattr(planning, 'FAULTS', {})
-    monkeypatch.setattr(planning, 'WARNED', set())
+    monkeypatch.setattr(availability, 'FAULTS', {})
+    monkeypatch.setattr(availability, 'WARNED', set())
 
 
 @needs_triton
@@ -151,7 +151,7 @@ def test_what_the_kernel_does_not_take_is_refused(changes, said):
 
 
 def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tried):
-    monkeypatch.setattr(planning, '_run_trial', lambda *args: None)
+    monkeypatch.setattr(availability, '_run_trial', lambda *args: None)
     cuda = torch.device('cuda', 0)
     for dtype in (torch.float16, torch.bfloat16):
         assert takes('auto', cuda, dtype)
@@ -175,7 +175,7 @@ OLD_TORCH = SimpleNamespace(allow_tf32=False)
 def test_auto_takes_the_kernel_in_float32_where_tf32_is_allowed(monkeypatch, nothing_tried, of_torch, setting, values):
     if not hasattr(of_torch, setting):
         pytest.skip('since torch 2.9')
-    monkeypatch.setattr(planning, '_run_trial', lambda *args: None)
+    monkeypatch.setattr(availability, '_run_trial', lambda *args: None)
     if of_torch is OLD_TORCH:
         monkeypatch.setattr(torch.backends.cuda, 'matmul', OLD_TORCH)
     before = getattr(of_torch, setting)
@@ -188,7 +188,7 @@ def test_auto_takes_the_kernel_in_float32_where_tf32_is_allowed(monkeypatch, not
 
 
 def test_one_warning_says_why_the_expected_kernel_is_not_used(monkeypatch, nothing_tried):
-    monkeypatch.setattr(planning, '_run_trial', lambda *args: 'The kernel does not run (because).')
+    monkeypatch.setattr(availability, '_run_trial', lambda *args: 'The kernel does not run (because).')
     with pytest.warns(
         UserWarning, match='Torch computes .* in place of the Triton kernel: The kernel does not run'
     ) as warned:
@@ -207,6 +207,6 @@ def test_where_it_does_not_compile_it_says_so(monkeypatch, nothing_tried):
     def fail(*args):
         raise RuntimeError('ptxas says no\nand more')
 
-    monkeypatch.setattr(check, 'launch_backward', fail)
+    monkeypatch.setattr(trial, 'launch_backward', fail)
     with pytest.raises(ValueError, match=r'The kernel does not run \(RuntimeError: ptxas says no\)'):
         make_backbone('triton')(torch.randn(1, 3, 36, 36, device=DEVICE))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from helpers.versions import needs_interpreter
 
-from swin_backbone.kernels.triton import attention, tiles
-from swin_backbone.kernels.triton.attention import attend_in_windows, attend_in_windows_backward
+from swin_backbone.kernels.triton import operators, tiles
 from swin_backbone.kernels.triton.by_torch import attend_by_torch, attend_by_torch_backward
+from swin_backbone.kernels.triton.operators import attend_in_windows, attend_in_windows_backward
 from swin_backbone.kernels.triton.tiles import Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
@@ -20,7 +20,7 @@ HALF = [torch.float16, torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def nothing_falls_back(monkeypatch):
-    monkeypatch.setattr(attention, 'launch_or_fall_back', lambda launch, fallback, tiles: launch(tiles))
+    monkeypatch.setattr(operators, 'launch_or_fall_back', lambda launch, fallback, tiles: launch(tiles))
 
 
 def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):

@@ -1,4 +1,4 @@
-"""The comparison of kernels with the reference before use: the check finds wrong kernels, without side effects."""
+"""The comparison of kernels with the reference before use: the trial finds wrong kernels, without side effects."""
 
 import warnings
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from helpers.versions import needs_interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.triton import attend, attention, check, planning
+from swin_backbone.kernels.triton import availability, operators, plans, trial
 from swin_backbone.kernels.triton.tiles import Tiles, Variant
 from swin_backbone.models.layers.attention import BaseAttention
 
@@ -23,18 +23,18 @@ FORWARD, BACKWARD = 'launch_forward', 'launch_backward'
 
 @pytest.fixture(autouse=True)
 def nothing_tried(monkeypatch):
-    monkeypatch.setattr(planning, 'FAULTS', {})
-    monkeypatch.setattr(planning, 'WARNED', set())
+    monkeypatch.setattr(availability, 'FAULTS', {})
+    monkeypatch.setattr(availability, 'WARNED', set())
 
 
 def find_fault(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
-    return planning.find_fault(Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False))
+    return availability.find_fault(Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False))
 
 
 @pytest.mark.parametrize(
     'settings',
     [
-        *(dict(dtype=dtype) for dtype in planning.KERNEL_DTYPES),
+        *(dict(dtype=dtype) for dtype in availability.KERNEL_DTYPES),
         *(dict(shift=(0, 0)), dict(mask_padding=True), dict(is_wide=True)),
         *(dict(window_size=(2, 1)), dict(window_size=(1, 1))),
     ],
@@ -58,14 +58,14 @@ def make_wrong(monkeypatch):
 
     def replace(fault):
         name, change, _ = FAULTS[fault]
-        right = getattr(check, name)
+        right = getattr(trial, name)
 
         def wrong(*arguments):
             results = right(*arguments)
             change(*results)
             return results
 
-        monkeypatch.setattr(check, name, wrong)
+        monkeypatch.setattr(trial, name, wrong)
 
     return replace
 
@@ -97,7 +97,7 @@ def test_a_backbone_that_names_it_refuses(make_wrong):
     assert all(output.isfinite().all() for output in model(x))
 
 
-@pytest.mark.parametrize('module', [check, attention])
+@pytest.mark.parametrize('module', [trial, operators])
 @pytest.mark.parametrize('name', [FORWARD, BACKWARD])
 def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, module, name):
     def fail(*arguments):
@@ -111,7 +111,7 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
         replacements = BaseAttention.forward.replacements
         kernel = replacements[0]
         # as in a graph that was compiled before
-        replacements[0] = kernel._replace(make_plan=lambda attention, *_: partial(attend.run_attention, attention))
+        replacements[0] = kernel._replace(make_plan=lambda attention, *_: partial(plans.run_attention, attention))
         warnings.simplefilter('always')
         for model.backend in ('torch', 'triton', 'triton'):
             (y,) = model(x)
@@ -130,7 +130,7 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
 
 def test_it_is_remembered(monkeypatch):
     calls = []
-    monkeypatch.setattr(check, '_compare_with_torch', lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(trial, '_compare_with_torch', lambda *arguments: calls.append(arguments))
     for _ in range(3):
         assert find_fault(torch.bfloat16) is None
     assert len(calls) == 1

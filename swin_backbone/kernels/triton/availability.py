@@ -1,4 +1,4 @@
-"""Plans of the Triton kernels for attention: settings, and a trial of each variant on the device."""
+"""Whether the Triton kernels compute an attention: by its settings, and by a trial of each variant on the device."""
 
 import warnings
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def _run_trial(variant: Variant) -> Optional[str]:
         if capability < SMALLEST_CAPABILITY:
             return f'The kernel needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}.'
     try:
-        from .check import compare_with_torch
+        from .trial import compare_with_torch
 
         error = compare_with_torch(variant)
     except torch.cuda.OutOfMemoryError:  # the kernel may be right

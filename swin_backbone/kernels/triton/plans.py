@@ -1,4 +1,4 @@
-"""Attention inside windows by the Triton kernel, in the place of torch's.
+"""The plan of attention inside windows by the Triton kernel, in the place of torch's.
 
 Layout: B batch, H W height and width of a map, T tokens, C channels, N places of a window, h heads.
 """
@@ -14,7 +14,7 @@ from ...models.windows import Windows
 from ...modes import linear_dtype
 from ...replace import Plan, Reason
 from ..changes import is_changed
-from .planning import find_reason_against_attention
+from .availability import find_reason_against_attention
 
 
 def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, Reason]:
@@ -25,7 +25,7 @@ def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Pl
 
 def run_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     """Run attention, see `BaseAttention.forward`. The kernel reads windows from the map, without a partition."""
-    from .attention import attend_in_windows
+    from .operators import attend_in_windows
 
     (B, H, W, C), (Wh, Ww) = x_BHWC.shape, windows.window_size
     qkv_T3C = attention.project(x_BHWC.reshape(B * H * W, C))

@@ -9,9 +9,9 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor
 
+from .availability import launch_or_fall_back
 from .by_torch import attend_by_torch, attend_by_torch_backward
 from .launch import launch_backward, launch_forward
-from .planning import launch_or_fall_back
 from .tiles import Tiles
 
 
