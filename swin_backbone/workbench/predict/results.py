@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -101,9 +102,12 @@ class ResultsWriter:
             for folder, suffix in suffix_of.items():
                 path = self._make_path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
+        inputs = [*read_files, *(medium.path for medium in media)]
+        check = partial(check_outputs, *paths, inputs=inputs, overwrite=overwrite)
+        check()
         make_folder(self.out_dir)
         with lock_folder(self.out_dir, 'writes to'):
-            check_outputs(*paths, inputs=[*read_files, *(medium.path for medium in media)], overwrite=overwrite)
+            check()  # another process may have ended in between
             for folder in ('overlays', *suffix_of):
                 claim_folder(self.out_dir / folder, overwrite=True)
             try:
