@@ -29,6 +29,7 @@ from .export.predictor import ExportedPredictor, is_exported, use_exported_model
 from .predict.predictor import Predictor
 from .process import prepare_process
 from .resolve import combine, resolve_training
+from .resume.checkpoint_hook import remove_leftover_checkpoints
 from .runner.build import build_runner, run_loop
 from .runner.compile import compile_model
 from .runner.hooks.val_loss import ValLossHook
@@ -108,6 +109,8 @@ def open_training(job: Job) -> Iterator[SafeRunner]:
     """
     lock = lock_folder(job.cfg.work_dir, 'trains in', 'training') if job.is_main_process else nullcontext()
     with lock:  # taken before the first files are written: log and config
+        if job.is_main_process:
+            remove_leftover_checkpoints(job.cfg.work_dir)
         yield job.build_training()
 
 

@@ -13,10 +13,12 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from ...openmmlab.errors import ConfigError
-from ...whole_files import write_whole
+from ...whole_files import LEFTOVER, write_whole
 from ..data.datasets import iter_base_datasets
 from .exact_resume import collect_position
 from .loops import ResumableLoop
+
+LEFTOVER_CHECKPOINT = re.compile(rf'{LEFTOVER.pattern}(best_.*)?(epoch|iter)_\d+(_iter_\d+)?\.pth')
 
 
 class _FileNames(str):
@@ -143,6 +145,13 @@ class _DelayedRemoval:
 
     def remove(self, path: str) -> None:
         self.paths.append(path)
+
+
+def remove_leftover_checkpoints(work_dir: str) -> None:
+    """Remove the half-written checkpoints of killed trainings. The caller holds the lock of trainings in the folder."""
+    for path in Path(work_dir).iterdir():
+        if LEFTOVER_CHECKPOINT.fullmatch(path.name):
+            path.unlink()
 
 
 def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:

@@ -10,6 +10,7 @@ import pytest
 from helpers.openmmlab.toy_training import config, start, wait
 
 from swin_backbone.outputs import FolderInUse, lock_folder
+from swin_backbone.whole_files import make_temporary_name
 from swin_backbone.workbench.job import Job, open_training
 
 
@@ -65,3 +66,19 @@ def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
         with open_training(Job(config(tmp_path, epochs=1))):
             assert (tmp_path / '.training.txt').read_text().startswith(f'process {os.getpid()} on ')
     record_fault('locks')
+
+
+def test_the_next_training_removes_the_checkpoint_that_a_kill_cut_off(tmp_path):
+    """It took the place of a checkpoint on the disk for a day. Other half-written files may be of other processes."""
+    names = ('epoch_1.pth', 'iter_20.pth', 'epoch_2_iter_25.pth', 'best_bbox_mAP_epoch_3.pth')
+    others = ('mine.pth', 'epoch_1.png', 'epoch_1-timm.pth')
+    for name in (*names, *others):
+        make_temporary_name(tmp_path / name).touch()
+    (tmp_path / 'epoch_1.pth').touch()
+    training = Job(config(tmp_path, epochs=1))
+    for is_main_process, left in ((False, {*names, *others}), (True, {*others})):
+        training.is_main_process = is_main_process
+        with open_training(training):
+            pass
+        assert {path.name.split('-', 2)[2] for path in tmp_path.glob('.partial-*')} == left
+    assert (tmp_path / 'epoch_1.pth').exists()
