@@ -1,7 +1,7 @@
 """Pairs of pictures and label files for segmentation."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -46,20 +46,23 @@ def pair_labels(
     """
     pictures = [path for path in pictures if not _is_other(path)]
     if labels is None:
-        labels = [path for path in pictures if is_label(path)]
+        labels = sorted({*pictures} - {*without_labels(pictures)})
         if not labels:  # x.jpg and x.png, in one folder
             stems = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
             labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in stems]
         pictures = sorted(set(pictures) - set(labels))
+    labels = [path for path in labels if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path)]
+    equal = set(map(_make_key, pictures)) & set(map(_make_key, labels))  # whole names come first
+    key_of = {path: _make_key(path, PICTURE_ENDS, equal) for path in pictures}
+    key_of.update((path, _make_key(path, LABEL_ENDS, equal)) for path in labels)
     by_key: dict[tuple[str, ...], list[Path]] = {}
     for path in labels:
-        if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
-            by_key.setdefault(_make_key(path, LABEL_ENDS), []).append(path)
+        by_key.setdefault(key_of[path], []).append(path)
     pairable = find_pairable_tags(pictures, labels)
     owners: dict[Path, Path] = {}
     pairs: dict[Path, Path] = {}
     for picture in pictures:
-        paths = by_key.get(_make_key(picture, PICTURE_ENDS), [])
+        paths = by_key.get(key_of[picture], [])
         paths = [path for path in paths if find_tags(path) in pairable[find_tags(picture)]]
         # Cityscapes: several files for a picture, the classes for training in TrainIds
         paths = [path for path in paths if 'TrainIds' in path.stem] or paths
@@ -72,7 +75,7 @@ def pair_labels(
         if paths:
             pairs[picture] = paths[0]
     # With Cityscapes's several files of labels
-    used = {(_make_key(path, LABEL_ENDS), find_tags(path)) for path in owners}
+    used = {(key_of[path], find_tags(path)) for path in owners}
     unused = [path for key, paths in by_key.items() for path in paths if (key, find_tags(path)) not in used]
     return pairs, [picture for picture in pictures if picture not in pairs], unused
 
@@ -83,21 +86,40 @@ def _is_other(path: Path) -> bool:
 
 def is_label(path: Path) -> bool:
     """Return whether a file is named, or in a folder named, as labels of pixels, classes or objects."""
-    named = [words for part in path.parent.parts if (words := set(list_words(part)) & (LABEL_WORDS | PICTURE_WORDS))]
-    in_folder = bool(named and named[-1] & LABEL_WORDS)
-    is_named = in_folder or bool(LABEL_ENDS.search(path.stem)) or _is_other(path)
+    is_named = bool(LABEL_ENDS.search(path.stem)) or _is_other(path) or _is_in_label_folder(path)
     return path.suffix.lower() in LABEL_SUFFIXES and is_named
 
 
+def _is_in_label_folder(path: Path) -> bool:
+    named = [words for part in path.parent.parts if (words := set(list_words(part)) & (LABEL_WORDS | PICTURE_WORDS))]
+    return bool(named and named[-1] & LABEL_WORDS)
+
+
 def without_labels(pictures: Sequence[Path]) -> Sequence[Path]:
-    """Return the pictures that are no labels: see `is_label`. If all are named as labels, all are pictures."""
-    return [picture for picture in pictures if not is_label(picture)] or pictures
+    """Return the pictures that are no labels: see `is_label`. If all are named as labels, all are pictures.
+
+    A name alone makes a label only of another picture: x_L.png is a picture beside x_R.png, and a label beside x.png.
+    """
+    named = {picture for picture in pictures if is_label(picture)}
+    others = {*pictures} - named
+    stems = {stem for path in others for stem in (path.stem, PICTURE_ENDS.sub('', path.stem))}
+    labels = {
+        path for path in named if _is_in_label_folder(path) or _is_other(path) or LABEL_ENDS.sub('', path.stem) in stems
+    }
+    return [picture for picture in pictures if picture not in labels] or pictures
 
 
-def _make_key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
-    """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
+def _make_key(
+    path: Path, ends: Optional[re.Pattern[str]] = None, whole_keys: Collection[tuple[str, ...]] = ()
+) -> tuple[str, ...]:
+    """Return the split, the other folders, and the name: equal for a picture and its labels.
+
+    Args:
+        ends: the end of the name is left out, unless the key is one of `whole_keys`.
+    """
     folders = [part.lower() for part in path.parent.parts if not ROLES & set(list_words(part))]
-    return (find_folder_split(path) or '', *folders, ends.sub('', path.stem))
+    key = (find_folder_split(path) or '', *folders, path.stem)
+    return key if ends is None or key in whole_keys else (*key[:-1], ends.sub('', path.stem))
 
 
 def find_tags(path: Path) -> FolderTags:

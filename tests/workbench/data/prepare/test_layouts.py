@@ -311,7 +311,7 @@ def beside_masks(root):
 
 def with_pictures_of_nothing(root):
     """A picture without a file, a picture with an empty file, points of poses, upper case, Windows' ends of lines."""
-    layouts.write_picture(root / 'images' / 'train', 'nothing', np.zeros((64, 64, 3), np.uint8))
+    layouts.write_picture(root / 'images' / 'train', 'nothing_L', np.zeros((64, 64, 3), np.uint8), '.png')
     layouts.write_picture(root / 'images' / 'train', 'empty', np.zeros((64, 64, 3), np.uint8))
     (root / 'labels' / 'train' / 'empty.txt').write_text('')
     path = root / 'images' / 'train' / 'train_0.jpg'

@@ -31,11 +31,27 @@ def paths(text):
     ('img_512/x.jpg mask_256/x.png', '', 'img_512/x.jpg', 'mask_256/x.png'),
     ('leftImg8bit/train/ulm/x_leftImg8bit.png gtFine/train/ulm/x_gtFine_labelIds.png',
      'leftImg8bit/train/ulm/x_leftImg8bit.png gtFine/train/ulm/x_gtFine_labelIds.png', '', ''),
+    # Names that end as those of pictures or labels, and are equal
+    ('images/x_rgb.jpg labels/x_rgb.png', 'images/x_rgb.jpg labels/x_rgb.png', '', ''),
+    ('images/x_L.jpg images/x_R.jpg labels/x_L.png labels/x_R.png',
+     'images/x_L.jpg labels/x_L.png images/x_R.jpg labels/x_R.png', '', ''),
+    ('images/x_L.png images/x_R.png labels/x_L.png labels/x_R.png',
+     'images/x_L.png labels/x_L.png images/x_R.png labels/x_R.png', '', ''),
+    ('images/x.png images/x_mask.png', 'images/x.png images/x_mask.png', '', ''),
+    ('x_sat.jpg x_mask.png', 'x_sat.jpg x_mask.png', '', ''),
+    ('images/x_rgb.jpg images/x.jpg labels/x_rgb.png labels/x.png',
+     'images/x.jpg labels/x.png images/x_rgb.jpg labels/x_rgb.png', '', ''),
 ])  # fmt: skip
 def test_pairs_are_of_one_set(files, expected, unlabelled, unused, record_fault):
     pairs, without_labels, without_picture = pair_labels(paths(files))
     assert pairs == dict(zip(paths(expected)[::2], paths(expected)[1::2]))
     assert (without_labels, without_picture) == (paths(unlabelled), paths(unused))
+    record_fault('bad_data')
+
+
+def test_several_labels_of_a_picture_are_an_error(record_fault):
+    with pytest.raises(DataError, match=r'images/x.jpg has several files of labels: labels/x.png, labels/x_mask.png'):
+        pair_labels(paths('images/x.jpg labels/x.png labels/x_mask.png'))
     record_fault('bad_data')
 
 
