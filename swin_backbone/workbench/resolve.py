@@ -95,8 +95,8 @@ def _require_agreement(cfg: Config, data: UserData, cfg_options: dict[str, Any])
             raise ConfigError(f'{key} follows from --data, which makes it {expected!r}, got {value!r}')
 
 
-class Training(NamedTuple):
-    """A resolved training.
+class ResolvedTraining(NamedTuple):
+    """The result of `resolve_training`.
 
     Args:
         cfg: the config.
@@ -109,7 +109,7 @@ class Training(NamedTuple):
     changes: list[str]
 
 
-def resolve_training(config: Config, options: Options, data: Optional[UserData] = None) -> Training:
+def resolve_training(config: Config, options: Options, data: Optional[UserData] = None) -> ResolvedTraining:
     """Return the training of a config, which stays unchanged. Data sets are read if the options need them.
 
     Args:
@@ -148,7 +148,7 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
         cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)
     if options.vis:
         enable_vis(cfg, options.vis)
-    return Training(cfg, datasets, changes)
+    return ResolvedTraining(cfg, datasets, changes)
 
 
 def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[UserData]) -> Optional[EpochPlan]:
