@@ -36,13 +36,13 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    from swin_backbone.workbench.data.check_data import check_data, print_reports
+    from swin_backbone.workbench.data.check_data import check_data, print_checks
     from swin_backbone.workbench.data.datasets import BuiltDatasets
 
     with exit_with_message(ANY_ERROR, args.debug):
-        reports = check_data(BuiltDatasets(make_job(args).cfg, fatal_faults=()), args.max_files, args.seconds)
-    print_reports(reports, Console())
-    return 1 if any(report.errors for report in reports) else 0
+        checks = check_data(BuiltDatasets(make_job(args).cfg, fatal_faults=()), args.max_files, args.seconds)
+    print_checks(checks, Console())
+    return 1 if any(check.errors for check in checks) else 0
 
 
 if __name__ == '__main__':

@@ -39,8 +39,8 @@ class Annotations(NamedTuple):
 
     Args:
         pictures: name, size (height, width) and number of objects that mmdet loads, by id.
-        empty: number of pictures without objects.
-        rles: number of objects, without crowds, whose mask is an RLE.
+        num_empty: number of pictures without objects.
+        num_rles: number of objects, without crowds, whose mask is an RLE.
         categories: names of the categories, in the file's order.
         objects: number of objects of each category.
         errors: entries with an error in mmdet, or a wrong meaning.
@@ -50,8 +50,8 @@ class Annotations(NamedTuple):
     """
 
     pictures: dict[Any, tuple[str, tuple[int, int], int]]
-    empty: int
-    rles: int
+    num_empty: int
+    num_rles: int
     categories: tuple[str, ...]
     objects: Counter[str]
     errors: Faults
@@ -164,8 +164,7 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
     for file, count in Counter(files.values()).items():
         if count > 1:
             warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
-    categories = _read_entries('categories', data['categories'], errors)
-    names = {category['id']: category['name'] for _, category in categories}
+    names = {entry['id']: entry['name'] for _, entry in _read_entries('categories', data['categories'], errors)}
     for name, count in Counter(names.values()).items():
         if count > 1:  # for training, see require_classes
             in_evaluation.add('categories of one name', repr(name))
@@ -177,7 +176,7 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
     strays = Faults()
     loaded: Counter[Any] = Counter()
     boxes: dict[tuple[Any, ...], Any] = {}
-    rles = 0
+    num_rles = 0
     for name, item in _read_entries('annotations', data['annotations'], errors):
         image_id, category_id = item['image_id'], item['category_id']
         if category_id not in names:
@@ -211,13 +210,14 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
             kind, reason = fault
             (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
         elif with_masks and isinstance(item['segmentation'], dict):
-            rles += not item.get('iscrowd')
+            num_rles += not item.get('iscrowd')
         elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
             warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
     (warnings if filled else errors).update(strays)
     pictures = {image_id: (files[image_id], size, loaded[image_id]) for image_id, size in sizes.items()}
-    empty = len(sizes.keys() - filled)
-    return Annotations(pictures, empty, rles, tuple(names.values()), objects, errors, masks, in_evaluation, warnings)
+    num_empty = len(sizes.keys() - filled)
+    categories = tuple(names.values())
+    return Annotations(pictures, num_empty, num_rles, categories, objects, errors, masks, in_evaluation, warnings)
 
 
 def read_annotations(path: Union[str, Path], form: str) -> dict[str, list[Any]]:

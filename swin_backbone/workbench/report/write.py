@@ -28,7 +28,7 @@ from .page import find_common_kind, list_main_metrics, render
 from .thumbnails import Read, draw, draw_labels
 
 PAGE = 'index.html'
-Report = tuple[dict[str, Any], dict[str, list[Any]]]  # and its thumbnails
+DrawnReport = tuple[dict[str, Any], dict[str, list[Any]]]  # a report, and its thumbnails
 AnyPath = Union[str, Path]
 
 
@@ -89,7 +89,7 @@ def write_report(
     return report
 
 
-def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> Report:
+def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> DrawnReport:
     evaluations = read_evaluations(labels, results)
     names = list_tested_pictures(evaluations[-1].truth)
     files = dict(zip(names, find_pictures(pictures, names.values())))
@@ -99,7 +99,7 @@ def _report_objects(labels: Path, results: Path, pictures: Optional[Path], _clas
 
 def _report_pixels(
     labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], read: Read
-) -> Report:
+) -> DrawnReport:
     counts, palette = count_label_pixels(labels, results, classes)
     report = counts.summarize()
     files = find_pictures(pictures, [row['file'] for row in report['pictures']])
@@ -113,7 +113,7 @@ def _report_pixels(
     return dict(report, tested=len(counts.pictures)), dict(pictures=drawn)
 
 
-def _report_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> Report:
+def _report_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, read: Read) -> DrawnReport:
     names, labels_N, scores_NK, classes = read_scores(labels, results)
     report = report_classification([*find_pictures(pictures, names)], labels_N, scores_NK, classes)
     drawn = [draw(row['file'], read) for row in track(report['pictures'][:WORST], 'drawing')]

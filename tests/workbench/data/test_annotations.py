@@ -39,7 +39,7 @@ def data(tmp_path):
 
 
 def errors_of(cfg):
-    return [sentence for report in check_data(BuiltDatasets(cfg, ())) for sentence in report.sentences(report.errors)]
+    return [sentence for check in check_data(BuiltDatasets(cfg, ())) for sentence in check.sentences(check.errors)]
 
 
 def test_good_annotations_pass_every_way(data):
@@ -91,11 +91,11 @@ def test_a_short_polygon_warns_in_training_alone(record_fault, data, caplog):
         train(cfg)
         is_left_out = name == 'an empty polygon'  # the other has a second polygon, which is trained on
         assert (f'coco.json has {line}' in caplog.text) == is_left_out
-        reports = check_data(BuiltDatasets(cfg, ()))
-        assert not reports[0].errors
-        assert (line in reports[0].warnings.sentences()) == is_left_out
-        assert reports[0].rows['objects trained on'] == str(2 - is_left_out)
-        assert len(reports[1].errors) == 1
+        checks = check_data(BuiltDatasets(cfg, ()))
+        assert not checks[0].errors
+        assert (line in checks[0].warnings.sentences()) == is_left_out
+        assert checks[0].rows['objects trained on'] == str(2 - is_left_out)
+        assert len(checks[1].errors) == 1
         record_fault('annotations', 2)
 
 
@@ -108,8 +108,8 @@ def test_objects_that_evaluation_alone_cannot_take(record_fault, data):
         evaluate(cfg)
     cfg = data(lambda coco: coco['annotations'][0].update(id=0))
     assert evaluate(cfg)['coco/bbox_mAP'] < 1  # though the predictions are perfect
-    report = check_data(BuiltDatasets(cfg, ()))[1]
-    message = report.warnings.sentences()[0]
+    check = check_data(BuiltDatasets(cfg, ()))[1]
+    message = check.warnings.sentences()[0]
     assert message.endswith("objects with the id 0, which COCO's evaluation counts as not found: 1, as annotation 0")
     record_fault('annotations', 3)
 
@@ -170,7 +170,7 @@ def test_lvis_annotations_may_lack_file_name(tmp_path):
 
 def test_the_annotations_of_test_pictures_may_be_absent(data):
     cfg = data(lambda coco: coco.pop('annotations'))
-    assert scan_annotation_file(cfg.val_evaluator.ann_file, 'COCO', True).empty == 2
+    assert scan_annotation_file(cfg.val_evaluator.ann_file, 'COCO', True).num_empty == 2
     assert len(train(cfg)) == 2
 
 

@@ -39,7 +39,7 @@ def setting(**settings):
     return lambda dataset: dataset.update(settings)
 
 
-# Change of the first object, of its picture, and of the data set; the line of the report, and the number of objects.
+# Change of the first object, of its picture, and of the data set; its line, and the number of objects.
 LEFT_OUT = {
     'crowd': (dict(iscrowd=1), {}, None, f'{CROWD}: 1, as 1 of 0.png', 1),
     'ignore': (dict(ignore=1), {}, None, "objects with 'ignore', which are left out: 1, as annotation 10", 1),
@@ -75,9 +75,9 @@ def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, cap
     cfg = make_data(tmp_path, lambda coco: (coco['annotations'][0].update(item), coco['images'][0].update(image)))
     if change_data:
         change_data(cfg.train_dataloader.dataset)
-    report = check_data(BuiltDatasets(cfg, ()))[0]
-    assert any(sentence.endswith(line) for sentence in report.warnings.sentences())
-    assert report.rows['objects trained on'] == str(left)
+    check = check_data(BuiltDatasets(cfg, ()))[0]
+    assert any(sentence.endswith(line) for sentence in check.warnings.sentences())
+    assert check.rows['objects trained on'] == str(left)
     samples = train(cfg)
     assert sum(len(sample['data_samples'][0].gt_instances) for sample in samples) == left
     assert f'coco.json has {line}' in caplog.text
@@ -158,7 +158,7 @@ def test_counting_in_a_random_pass_changes_no_draws(tmp_path):
 @pytest.mark.parametrize('case', TWINS)
 def test_unusual_objects_are_a_line_each(record_fault, tmp_path, case):
     change, line = TWINS[case]
-    report = check_data(BuiltDatasets(make_data(tmp_path, change), ()))[1]
-    assert not report.errors
-    assert sum(sentence.endswith(line) for sentence in report.warnings.sentences()) == 1
+    check = check_data(BuiltDatasets(make_data(tmp_path, change), ()))[1]
+    assert not check.errors
+    assert sum(sentence.endswith(line) for sentence in check.warnings.sentences()) == 1
     record_fault('annotations')

@@ -149,7 +149,7 @@ def _write_objects(
     path.write_text(json.dumps(content), encoding='utf-8')
     checked = scan_annotation_file(path, 'COCO', folder.with_masks, content=content)
     most_objects = max((num_objects for _, _, num_objects in checked.pictures.values()), default=0)
-    indexed = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.rles))
+    indexed = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.num_rles))
     pictures = f'{len(images)} pictures in {list_folders([*annotated])}'
     return indexed, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 

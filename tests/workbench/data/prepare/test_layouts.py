@@ -66,8 +66,8 @@ def test_the_pictures_of_a_json_are_below_its_folder_or_beside_it(tmp_path, monk
 def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     cfg, _ = fill(MASKS, layouts.made('yolo', tmp_path, outlines=outlines), tmp_path / 'work')
     assert all(
-        ('objects without a segmentation' in str(report.errors.counts)) != outlines
-        for report in check_data(BuiltDatasets(cfg, ()))
+        ('objects without a segmentation' in str(check.errors.counts)) != outlines
+        for check in check_data(BuiltDatasets(cfg, ()))
     )
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
@@ -397,7 +397,7 @@ def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_
     cfg, _ = fill(BOXES, change(root), tmp_path / 'work')
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert objects_of(cfg) == expected
-    assert not any(report.errors for report in check_data(BuiltDatasets(cfg, ())))
+    assert not any(check.errors for check in check_data(BuiltDatasets(cfg, ())))
     record_fault('bad_data')
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
 

@@ -178,7 +178,7 @@ def test_what_is_outside_of_its_picture_is_counted(tmp_path, record_fault):
     found = objects_of(labelme(dict(points=away.tolist()), dict(points=POLYGON)), tmp_path)
     assert len(found.objects) == 1
     assert 'left out    objects without an area inside of their picture: 2, as ' in found.report
-    assert not any(report.warnings for report in check_data(BuiltDatasets(found.cfg, ())))
+    assert not any(check.warnings for check in check_data(BuiltDatasets(found.cfg, ())))
     record_fault('bad_data')
 
 
