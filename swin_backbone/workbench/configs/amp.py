@@ -16,9 +16,9 @@ def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
     Raises:
         ValueError: if the config has another kind of optimizer wrapper, or for float16 on a CPU.
     """
-    of_bfloat16 = Bfloat16OptimWrapper.__name__
+    bfloat16_wrapper = Bfloat16OptimWrapper.__name__
     name = type_name({'type': 'OptimWrapper', **cfg.optim_wrapper})  # mmengine's default
-    if name not in ('OptimWrapper', 'AmpOptimWrapper', of_bfloat16):
+    if name not in ('OptimWrapper', 'AmpOptimWrapper', bfloat16_wrapper):
         raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={name!r}')
     if check_amp(dtype, 'cuda' if has_accelerator() else 'cpu') == 'float16':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
@@ -26,7 +26,7 @@ def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
         if dtype != 'auto':
             cfg.optim_wrapper.dtype = dtype
     else:
-        cfg.optim_wrapper.type = of_bfloat16
+        cfg.optim_wrapper.type = bfloat16_wrapper
         for key in ('loss_scale', 'dtype', 'use_fsdp'):  # arguments of AmpOptimWrapper
             cfg.optim_wrapper.pop(key, None)
 

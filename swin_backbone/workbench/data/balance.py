@@ -61,41 +61,41 @@ def apply_balance(cfg: Config, plan: EpochPlan) -> None:
     """Balance the classes of a training, in place, by the plan of an epoch."""
     for loss in _find_losses(cfg) if plan.class_weights else ():
         loss['class_weight'] = list(plan.class_weights)
-    for where, leaf in list_dataset_configs(cfg, 'train'):
+    for where, dataset in list_dataset_configs(cfg, 'train'):
         if where in plan.oversample_thrs:
-            inner = copy.deepcopy(leaf)
-            leaf.clear()
-            leaf.update(type='ClassBalancedDataset', oversample_thr=plan.oversample_thrs[where], dataset=inner)
+            inner = copy.deepcopy(dataset)
+            dataset.clear()
+            dataset.update(type='ClassBalancedDataset', oversample_thr=plan.oversample_thrs[where], dataset=inner)
 
 
 def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
-    rare: Counter[str] = Counter()
+    rare_classes: Counter[str] = Counter()  # numbers of their pictures
     limits: dict[str, float] = {}
-    for where, leaf in list_dataset_configs(datasets.cfg, 'train'):
-        built = datasets.build('train', leaf)
+    for where, dataset in list_dataset_configs(datasets.cfg, 'train'):
+        built = datasets.build('train', dataset)
         try:
-            pictures = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
+            counts = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
         except (AttributeError, NotImplementedError) as error:
             raise ConfigError(f'--balance needs get_cat_ids, which {where} of {type(built).__name__} lacks') from error
-        if not pictures:
+        if not counts:
             continue
-        limit = RARE * float(np.median(list(pictures.values())))
+        limit = RARE * float(np.median(list(counts.values())))
         names = built.metainfo['classes']
-        rare.update({names[label]: count for label, count in pictures.items() if count < limit})
+        rare_classes.update({names[label]: count for label, count in counts.items() if count < limit})
         limits[where] = limit / len(built)
-    before = len(datasets.build_phase('train'))
-    if not rare:
+    num_before = len(datasets.build_phase('train'))
+    if not rare_classes:
         line = '--balance repeats nothing: every class is in half as many pictures as the median class, or more'
-        return EpochPlan(before, line=line)
+        return EpochPlan(num_before, line=line)
     cfg = copy.deepcopy(datasets.cfg)
-    apply_balance(cfg, EpochPlan(before, limits))
-    after = len(datasets.build('train', cfg.train_dataloader.dataset))
-    shown = list_first([f'{name} ({count})' for name, count in rare.most_common()[::-1]], MAX_NAMES)
+    apply_balance(cfg, EpochPlan(num_before, limits))
+    num_after = len(datasets.build('train', cfg.train_dataloader.dataset))
+    shown = list_first([f'{name} ({count})' for name, count in rare_classes.most_common()[::-1]], MAX_NAMES)
     line = (
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
-        f'an epoch has {after:,} pictures in place of {before:,}'
+        f'an epoch has {num_after:,} pictures in place of {num_before:,}'
     )
-    return EpochPlan(after, limits, line=line)
+    return EpochPlan(num_after, limits, line=line)
 
 
 def _find_heads(cfg: Config) -> list[Any]:
@@ -130,10 +130,10 @@ def _count_pixels(datasets: BuiltDatasets) -> tuple[tuple[str, ...], NDArray[np.
     names = base.metainfo['classes']
     pixels = np.zeros(len(names), np.int64)
     for dataset in (base, *more):
-        loads = [step for step in dataset.pipeline.transforms if loads_annotations(step)]
+        loading_steps = [step for step in dataset.pipeline.transforms if loads_annotations(step)]
 
-        def count(index: int, dataset: Any = dataset, loads: Any = loads) -> NDArray[np.int64]:
-            labels = Compose(loads)(dataset.get_data_info(index))['gt_seg_map']
+        def count(index: int, dataset: Any = dataset, steps: Any = loading_steps) -> NDArray[np.int64]:
+            labels = Compose(steps)(dataset.get_data_info(index))['gt_seg_map']
             counts: NDArray[np.int64] = np.bincount(labels.ravel(), minlength=len(names))[: len(names)]
             return counts
 

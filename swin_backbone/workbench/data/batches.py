@@ -26,7 +26,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
 
     Args:
         sampler: yields the indices.
-        batch_size: indices a batch.
+        batch_size: number of indices in a batch.
         inner: config of the batch sampler. Default: torch's, with a last batch that may not be full.
         endless: begin again at the end of the sampler, for training that counts iterations.
     """
@@ -45,22 +45,22 @@ class ResumableBatchSampler(Sampler[list[int]]):
         self.endless = endless
         self.begin_at(0, 0, 0)
 
-    def begin_at(self, seed: int, iteration: int, done: int) -> None:
+    def begin_at(self, seed: int, iteration: int, batches_done: int) -> None:
         """Set where the next pass over the batches begins.
 
         Args:
             seed: seed of the run.
             iteration: finished iterations of the training, for random numbers.
-            done: finished batches of the epoch, or of the training if `endless`.
+            batches_done: finished batches of the epoch, or of the training if `endless`.
         """
-        self.seed, self.iteration, self.done = seed, iteration, done
+        self.seed, self.iteration, self.batches_done = seed, iteration, batches_done
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches. A sampler with the process's generators repeats its earlier draws."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
         begin = self.iteration
-        iteration = begin - self.done
+        iteration = begin - self.batches_done
         for passes in count() if self.endless else [0]:
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)

@@ -135,7 +135,9 @@ def _check_pictures(
     rule = guard.rule
     num_opened = 0
     sizes: list[tuple[int, int]] = []
-    guard.use([step for step in built.pipeline.transforms if loads_picture(step) or (rule and loads_annotations(step))])
+    guard.set_transforms(
+        [step for step in built.pipeline.transforms if loads_picture(step) or (rule and loads_annotations(step))]
+    )
     max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk
     for index in _draw_indices(len(built), max_files, seconds):
         num_opened += 1

@@ -56,7 +56,7 @@ def find_class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: 
 
     Args:
         counts: objects, pictures or pixels of each class.
-        scored: the data that give scores, of no training.
+        scored: name of the data in a warning, without `is_trained_on`: 'validation' or 'test'.
     """
     faults = Faults()
     for name, count in counts.items() if any(counts.values()) else ():
@@ -89,7 +89,7 @@ def count_left_out(
         seconds: time limit for the transforms, on pictures in random order.
 
     Returns:
-        The number of objects that are left, and of the pictures and objects that are not, by reason.
+        The number of objects that are left, and the pictures and objects that are left out, by reason.
 
     Raises:
         DataError: if no object is left to train on.

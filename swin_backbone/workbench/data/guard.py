@@ -71,11 +71,10 @@ class GuardedPipeline:
     def install(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
         if dataset.pipeline is not self:
-            self.use(dataset.pipeline.transforms)
+            self.set_transforms(dataset.pipeline.transforms)
             dataset.pipeline = self
 
-    def use(self, transforms: Sequence[Any]) -> None:
-        """Set the transforms."""
+    def set_transforms(self, transforms: Sequence[Any]) -> None:
         self.transforms = transforms
         self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in transforms)
 

@@ -62,21 +62,21 @@ class Raster(NamedTuple):
     transform: Any = None
 
 
-def is_tiff(head: bytes) -> bool:
-    """Return whether a file that begins with `head` is a TIFF."""
-    return head.startswith(BEGINNINGS)
+def is_tiff(first_bytes: bytes) -> bool:
+    """Return whether a file that begins so is a TIFF."""
+    return first_bytes.startswith(BEGINNINGS)
 
 
 def read_tiff_tags(file: BinaryIO) -> Mapping[int, Any]:
     """Return the tags of the first page of a TIFF by their numbers; none of another or a damaged file."""
-    head = file.read(8)
-    if not is_tiff(head):
+    first_bytes = file.read(8)
+    if not is_tiff(first_bytes):
         return {}
-    order = head[:2]
-    if b'+' in head[:4]:  # Pillow looks for BigTIFF's mark at the place of little endian
-        head = b'II+\0' + head[4:] + file.read(8)
+    order = first_bytes[:2]
+    if b'+' in first_bytes[:4]:  # Pillow looks for BigTIFF's mark at the place of little endian
+        first_bytes = b'II+\0' + first_bytes[4:] + file.read(8)
     try:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(head, prefix=order)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(first_bytes, prefix=order)
         file.seek(tags.next)
         tags.load(file)
     except Exception:  # a damaged file: the decoders raise

@@ -88,10 +88,10 @@ def _drop_semantic_branches(cfg: Config) -> None:
 
 def _turn_panoptic_into_instances(cfg: Config, num_classes: int) -> None:
     """Change a panoptic MaskFormer to segment instances."""
-    loads = [step for step in _iter_transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
+    loading_steps = [step for step in _iter_transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
     is_mask_former = isinstance(fusion, dict) and type_name(fusion) == PANOPTIC_HEAD
-    if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
+    if (loading_steps or 'semantic_head' in cfg.model) and not is_mask_former:
         raise ConfigError(
             f'the annotations of --data are of objects, and model {cfg.model.type} takes panoptic annotations: take a '
             'config of instances, as mask_rcnn'
@@ -103,7 +103,7 @@ def _turn_panoptic_into_instances(cfg: Config, num_classes: int) -> None:
         for augment in (cfg.model.get('data_preprocessor') or {}).get('batch_augments') or ():
             if 'pad_seg' in augment:
                 augment.pad_seg = False  # the labels of pixels, which COCO's annotations have not
-    for transform in loads:
+    for transform in loading_steps:
         reading = {name: value for name, value in transform.items() if name in ('imdecode_backend', 'backend_args')}
         transform.clear()
         transform.update(type='LoadAnnotations', with_bbox=True, with_mask=True, **reading)
@@ -225,10 +225,11 @@ def _fit_class_weights(
     """
     size = len(weights)
     has_background = may_have_background and size != old_number and (size - 1 == old_number or size != num_classes)
-    of_classes, of_background = (weights[:-1], weights[-1:]) if has_background else (weights, [])
-    if len(of_classes) == num_classes:
+    class_weights, background_weights = (weights[:-1], weights[-1:]) if has_background else (weights, [])
+    if len(class_weights) == num_classes:
         return weights
-    return [*of_classes[:1] * num_classes, *of_background] if len(set(of_classes)) == 1 else None
+    are_equal = len(set(class_weights)) == 1
+    return [*class_weights[:1] * num_classes, *background_weights] if are_equal else None
 
 
 def describe_lost_class_weights(before: Config, after: Config) -> Iterator[str]:

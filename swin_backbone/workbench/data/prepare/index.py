@@ -117,7 +117,7 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
                     num_turned += 1
             if draws:
                 item['segmentation'] = outline
-    num_crowds = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
+    num_crowds = sum(bool(item.get('iscrowd')) for item in objects if 'class_name' in item)
     lines = [format_line('rotated', f'{num_turned} boxes, by their attribute rotation')] if num_turned else []
     if draws and num_boxes:
         sentence = f'{num_boxes} of {len(objects)} objects are boxes, whose masks are rectangles'
@@ -138,9 +138,9 @@ def _write_objects(
     for image in chain.from_iterable(annotated.values()):
         images.append({'id': len(images) + 1, **image.fields})
         for item in image.objects:
-            category_id = category_ids.get(item.get('category', ''))
+            category_id = category_ids.get(item.get('class_name', ''))
             ids = dict(id=len(annotations) + 1, image_id=images[-1]['id'], category_id=category_id)
-            fields = {name: value for name, value in item.items() if name != 'category'}
+            fields = {name: value for name, value in item.items() if name != 'class_name'}
             annotations.append({**ids, **fields})
     content = dict(images=images, annotations=annotations, categories=categories)
     if split == 'train' and not annotations:

@@ -135,13 +135,13 @@ def find_pairable_tags(pictures: Iterable[Path], labels: Iterable[Path]) -> dict
     words of other pictures, and those with another number: label_images_semantic belongs to original_images, and
     labels_2020 not to images_2021.
     """
-    of_pictures, of_labels = set(map(find_tags, pictures)), set(map(find_tags, labels))
+    picture_tags, label_tags = set(map(find_tags, pictures)), set(map(find_tags, labels))
 
     def allows(words: FolderTags, others: FolderTags) -> bool:
-        numbers, other_numbers = ([word for word in of_path if word.isdecimal()] for of_path in (words, others))
-        return others not in of_pictures and (not numbers or not other_numbers or numbers == other_numbers)
+        numbers, other_numbers = ([word for word in tags if word.isdecimal()] for tags in (words, others))
+        return others not in picture_tags and (not numbers or not other_numbers or numbers == other_numbers)
 
     return {
-        words: {words} if words in of_labels else {others for others in of_labels if allows(words, others)}
-        for words in of_pictures
+        words: {words} if words in label_tags else {others for others in label_tags if allows(words, others)}
+        for words in picture_tags
     }

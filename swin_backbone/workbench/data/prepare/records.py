@@ -42,7 +42,7 @@ class AnnotatedImage(NamedTuple):
 
     Args:
         fields: fields of the image, with height and width; without an id, it gets the next number.
-        objects: with `category`, the name of a class, or COCO's `category_id`; without an id, they get the next number.
+        objects: with `class_name` or COCO's `category_id`; without an id, they get the next number.
             An object without a segmentation is a box. `outline` has its corners; without it (COCO JSON) they follow
             from `bbox` and the attribute `rotation`.
     """

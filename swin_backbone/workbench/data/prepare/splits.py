@@ -81,9 +81,9 @@ def draw_by_class(class_of_picture: Mapping[Path, str]) -> tuple[PicturesBySplit
     for path, name in class_of_picture.items():
         by_class.setdefault(name, []).append(path)
     for pictures in by_class.values():
-        of_train, of_val = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
-        train += of_train
-        val += of_val
+        class_train, class_val = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
+        train += class_train
+        val += class_val
     train, val = (train, val) if val else draw_split(train)
     return dict(train=train, val=val), [format_line('split', DRAWN_NOTE)]
 

@@ -40,10 +40,10 @@ def read(folder: DataFolder) -> Optional[Records]:
     paths = [path for path, _ in files.values()]
     folders_of: dict[Path, list[str]] = {}
     for path, content in files.values():
-        annotated = scan_annotation_file(path, 'COCO', folder.with_masks, content)
+        annotations = scan_annotation_file(path, 'COCO', folder.with_masks, content)
         lines += [format_line('left out', reason) for reason in _add_sizes(folder, content).sentences()]
         _repair(content)
-        if annotated.errors:  # some of them are repaired now
+        if annotations.errors:  # some of them are repaired now
             repaired = scan_annotations(content, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
@@ -121,14 +121,14 @@ def _find_annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile
         except DataError as error:
             errors.setdefault(split, error)
         else:
-            annotated = scan_annotation_file(path, 'COCO', folder.with_masks, contents[path])
-            if annotated.pictures or annotated.errors:
+            annotations = scan_annotation_file(path, 'COCO', folder.with_masks, contents[path])
+            if annotations.pictures or annotations.errors:
                 by_split.setdefault(split, []).append(path)
             elif split:
                 lines.append(format_line('warning', f'{path} has no pictures: it is no file for {split}'))
-    for split, fault in errors.items():
+    for split, first_error in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
-            raise fault
+            raise first_error
     for path in by_split.get('test', ()):
         if not contents[path]['annotations']:  # as COCO's own files of test pictures
             lines.append(format_line('left out', f'{path}, a test without objects'))

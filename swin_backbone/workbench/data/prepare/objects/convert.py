@@ -64,7 +64,7 @@ def convert_objects(
         if len(whole) < len(boxes):
             left_out.add(NO_AREA, str(file), len(boxes) - len(whole))
         for box in whole:
-            owners.setdefault(box.category, str(file))
+            owners.setdefault(box.class_name, str(file))
         fields = dict(file_name=picture.as_posix(), height=size[0], width=size[1])
         objects = [_to_coco(box, size, f'{file}, object {place}') for place, box in enumerate(whole, 1)]
         pictures[picture] = [AnnotatedImage(fields, objects)]
@@ -89,7 +89,7 @@ def _to_coco(box: Box, size: tuple[int, int], own_id: str) -> dict[str, Any]:
     mask = dict(outline=box.mask) if box.is_rectangle else dict(segmentation=box.mask)
     return dict(
         own_id=own_id,
-        category=box.category,
+        class_name=box.class_name,
         bbox=list(box.bbox),
         area=compute_area(box, size),
         iscrowd=int(box.is_ignored),

@@ -116,9 +116,9 @@ def _read_shape(shape: Element, name: str, size: tuple[int, int]) -> Box:
         runs = [int(run) for run in shape.attrib['rle'].split(',')]
         bitmap = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
         return make_bitmap_box(name, bitmap, x, y, size)
-    turn = float(shape.get('rotation', 0))
+    degrees = float(shape.get('rotation', 0))
     if shape.tag == 'ellipse':
         *middle, radius_x, radius_y = read_numbers('cx', 'cy', 'rx', 'ry')
-        return make_box(name, make_ellipse(middle, (radius_x, radius_y), turn), size)
+        return make_box(name, make_ellipse(middle, (radius_x, radius_y), degrees), size)
     left, top, right, bottom = read_numbers('xtl', 'ytl', 'xbr', 'ybr')
-    return make_box(name, find_corners(left, top, right, bottom, turn), size, is_rectangle=True)
+    return make_box(name, find_corners(left, top, right, bottom, degrees), size, is_rectangle=True)

@@ -13,24 +13,24 @@ ELLIPSE = np.linspace(0, 2 * np.pi, 64, endpoint=False)  # angles of the points 
 
 
 class Box(NamedTuple):
-    """An object.
+    """An object with its box.
 
     Args:
-        category: name of its class.
+        class_name: name of its class.
         bbox: x, y, width and height, in pixels.
         mask: outlines, or an RLE.
         is_rectangle: a box is drawn, and no outline.
         is_ignored: neither trained nor scored.
     """
 
-    category: str
+    class_name: str
     bbox: tuple[float, float, float, float]
     mask: Union[list[list[float]], dict[str, Any]]
     is_rectangle: bool = False
     is_ignored: bool = False
 
 
-def make_box(category: str, points: ArrayLike, size: tuple[int, int], is_rectangle: bool = False) -> Box:
+def make_box(class_name: str, points: ArrayLike, size: tuple[int, int], is_rectangle: bool = False) -> Box:
     """Return the object inside an outline, points (N, 2) in pixels, which is cut at the picture's edges.
 
     Raises:
@@ -43,7 +43,7 @@ def make_box(category: str, points: ArrayLike, size: tuple[int, int], is_rectang
     low, high = (around.min(0), around.max(0)) if len(around) else np.zeros((2, 2))
     x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
     mask = [outline.ravel().round(3).tolist()] if len(outline) > 2 else []
-    return Box(category, (x, y, w, h), mask, is_rectangle)
+    return Box(class_name, (x, y, w, h), mask, is_rectangle)
 
 
 def cut_outline(points: NDArray[Any], size: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -90,7 +90,7 @@ def find_corners(left: float, top: float, right: float, bottom: float, degrees: 
     return rotate(corners - centre, degrees) + centre if degrees else corners
 
 
-def make_bitmap_box(category: str, bitmap: NDArray[Any], left: int, top: int, size: tuple[int, int]) -> Box:
+def make_bitmap_box(class_name: str, bitmap: NDArray[Any], left: int, top: int, size: tuple[int, int]) -> Box:
     """Return an object by a bitmap (H, W) whose first pixel is at `left` and `top` of the picture.
 
     Raises:
@@ -100,7 +100,7 @@ def make_bitmap_box(category: str, bitmap: NDArray[Any], left: int, top: int, si
     whole[top : top + bitmap.shape[0], left : left + bitmap.shape[1]] = bitmap != 0
     rle = coco_mask.encode(whole)
     x, y, w, h = coco_mask.toBbox(rle).tolist()
-    return Box(category, (x, y, w, h), _to_json(rle))
+    return Box(class_name, (x, y, w, h), _to_json(rle))
 
 
 def make_ellipse(centre: Sequence[float], radii: Sequence[float], degrees: float = 0) -> NDArray[Any]:
@@ -129,7 +129,7 @@ def join_groups(grouped_boxes: Iterable[tuple[Hashable, Box]]) -> list[Box]:
     """Join the boxes of a class with an equal group into one object. A box of group None is an object."""
     groups: dict[Hashable, list[Box]] = {}
     for index, (group, box) in enumerate(grouped_boxes):
-        groups.setdefault((index,) if group is None else (box.category, group), []).append(box)
+        groups.setdefault((index,) if group is None else (box.class_name, group), []).append(box)
     return [boxes[0] if len(boxes) == 1 else _join(boxes) for boxes in groups.values()]
 
 
@@ -147,7 +147,7 @@ def _join(boxes: Sequence[Box]) -> Box:
         mask = _to_json(coco_mask.merge([*rles, *(coco_mask.frPyObjects(mask, *size) if mask else ())]))
     is_rectangle = all(box.is_rectangle for box in boxes)
     is_ignored = any(box.is_ignored for box in boxes)
-    return Box(boxes[0].category, (x, y, w, h), mask, is_rectangle, is_ignored)
+    return Box(boxes[0].class_name, (x, y, w, h), mask, is_rectangle, is_ignored)
 
 
 def _to_json(rle: dict[str, Any]) -> dict[str, Any]:

@@ -61,16 +61,16 @@ def read(folder: DataFolder) -> Optional[Records]:
         numbered, source = folder.read_class_names(sorted(folders))
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
-    lists, of_yaml = _read_lists(folder, yaml_path, settings)
+    lists, lines = _read_lists(folder, yaml_path, settings)
     given_split = GivenSplit(lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
-    points = math.prod(settings.get('kpt_shape') or [0])
-    has_tracks = not points and _have_tracks(chain(*samples))
+    pose_length = math.prod(settings.get('kpt_shape') or [0])
+    has_tracks = not pose_length and _have_tracks(chain(*samples))
     records = convert_objects(
         folder,
         'YOLO',
         files,
         given_split,
-        read=lambda file, size, _: (size, read_yolo(file, size, names, points, has_tracks)),
+        read=lambda file, size, _: (size, read_yolo(file, size, names, pose_length, has_tracks)),
         name_classes=lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )
     without = [picture for picture, file in files.items() if file is None]
@@ -78,10 +78,12 @@ def read(folder: DataFolder) -> Optional[Records]:
         records.lines.append(
             format_line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
         )
-    if has_tracks or any(0 < len(text.split()) - 5 - points <= _limit_behind(points) for text in chain(*samples)):
+    if has_tracks or any(
+        0 < len(text.split()) - 5 - pose_length <= _limit_behind(pose_length) for text in chain(*samples)
+    ):
         records.lines.append(format_line('not read', "the numbers behind an object: a score or a track's id"))
     records.lines.extend(format_left_out('text files without a picture', unused))
-    records.lines.extend(format_line('', text) for text in (source, *of_yaml) if text)
+    records.lines.extend(format_line('', text) for text in (source, *lines) if text)
     return records
 
 
@@ -234,9 +236,9 @@ def _have_tracks(lines: Iterable[str]) -> bool:
     return all(len(values) == 7 and _is_box(values[1:5]) for values in rows)
 
 
-def _limit_behind(points: int) -> int:
+def _limit_behind(pose_length: int) -> int:
     """Return the most numbers behind a box: a score and a track's id. Without points of a pose, two may be a point."""
-    return 2 if points else 1
+    return 2 if pose_length else 1
 
 
 def _is_box(values: Sequence[float]) -> bool:
@@ -246,7 +248,7 @@ def _is_box(values: Sequence[float]) -> bool:
 
 
 def read_yolo(
-    file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int, has_tracks: bool
+    file: Path, size: tuple[int, int], names: Optional[Sequence[str]], pose_length: int, has_tracks: bool
 ) -> list[Box]:
     """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
 
@@ -255,14 +257,16 @@ def read_yolo(
 
     Args:
         names: names of the classes. None: numbers are the names.
-        points: numbers behind each box, the points of a pose; not read.
+        pose_length: number of the numbers behind each box, of a pose; not read.
         has_tracks: a score and a track's id are behind boxes and outlines.
 
     Raises:
         DataError: with file and line.
     """
     height, width = size
-    form = 'CLASS X Y WIDTH HEIGHT' + (f' and {points} numbers of points' if points else ', or CLASS and points')
+    form = 'CLASS X Y WIDTH HEIGHT' + (
+        f' and {pose_length} numbers of points' if pose_length else ', or CLASS and points'
+    )
     boxes = []
     for line, text in enumerate(read_text(file).splitlines(), 1):
         words = text.split()
@@ -271,8 +275,8 @@ def read_yolo(
         values = parse_numbers(text)
         if has_tracks and values is not None and len(values) >= 7 and len(values) % 2:
             values = values[:-2]
-        is_outline = not points and values is not None and len(values) >= 7 and len(values) % 2 == 1
-        if values is None or not (is_outline or 0 <= len(values) - 5 - points <= _limit_behind(points)):
+        is_outline = not pose_length and values is not None and len(values) >= 7 and len(values) % 2 == 1
+        if values is None or not (is_outline or 0 <= len(values) - 5 - pose_length <= _limit_behind(pose_length)):
             raise DataError(f'{file}, line {line}, takes {form}; got {text!r:.80}')
         values = values if is_outline else values[:5]
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
@@ -284,6 +288,6 @@ def read_yolo(
         if not is_outline:
             centre, half = corners[0], corners[1] / 2
             corners = find_corners(*(centre - half), *(centre + half))
-        category = names[int(values[0])] if names else f'class {int(values[0])}'
-        boxes.append(make_box(category, corners * (width, height), size, not is_outline))
+        class_name = names[int(values[0])] if names else f'class {int(values[0])}'
+        boxes.append(make_box(class_name, corners * (width, height), size, not is_outline))
     return boxes
