@@ -24,15 +24,15 @@ def fit_any_origin(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[
     Raises:
         CheckpointError: (a ValueError) for a Swin of another family, depth or width.
     """
-    targets = module.state_dict()
-    if all(key in tensors for key in targets) or not find_formats(tensors):
+    module_weights = module.state_dict()
+    if all(key in tensors for key in module_weights) or not find_formats(tensors):
         return tensors, LoadReport('state_dict')
-    if all(key in targets and value.shape == targets[key].shape for key, value in tensors.items()):
+    if all(key in module_weights and value.shape == module_weights[key].shape for key, value in tensors.items()):
         fitted, report = copy.copy(tensors), LoadReport('state_dict')
     else:
         fitted, report = adapt_weights(module, tensors, 'state_dict')
         report.log()
-    for key, value in targets.items():
+    for key, value in module_weights.items():
         if re.search(r'(^|backbone\.)norm\d+\.\w+$', key):
             fitted.setdefault(key, value)
     return fitted, report
@@ -81,7 +81,7 @@ def take_any_origin(
             'load_checkpoint'
             for name in report.guesses
         )
-    targets = module.state_dict() if report.other_shapes else {}
+    module_weights = module.state_dict() if report.other_shapes else {}
     for name, shape in report.other_shapes.items():
-        expected = tuple(targets[name].shape)
+        expected = tuple(module_weights[name].shape)
         errors.append(f'size mismatch for {prefix}{name}: {shape} in the checkpoint, {expected} in the model')

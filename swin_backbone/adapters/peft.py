@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from ..checkpoints.lora import BASE_LAYER, SCALES, TRAINED, UNTRAINED, scales_in
+from ..checkpoints.lora import BASE_LAYER, SCALES, TRAINED, UNTRAINED, read_scales
 from ..checks import refusal
 from ..models import SwinBackbone
 
@@ -112,7 +112,7 @@ def _from_plain_names(
     module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any], *_: Any
 ) -> None:
     """Rename weights, undo merges in place, and warn of other scales: a pre-hook of `load_state_dict`."""
-    scales, others = scales_in({'': metadata}), []
+    scales, others = read_scales({'': metadata}), []
     for name, layer in module.named_modules():
         parts = []
         if isinstance(layer, LoraLayer):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, Arch
 from ..checkpoints.published import WEIGHT_URLS
-from ..checkpoints.recognise import tensors_of
+from ..checkpoints.recognise import find_tensors
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from .any_origin import accept_any_origin, fit_any_origin
 
@@ -177,13 +177,13 @@ class SwinFeatures(FeatureGetterNet):
 
 def _translate_checkpoint(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Translate a checkpoint; timm's `checkpoint_filter_fn`."""
-    weights, _ = fit_any_origin(model, tensors_of(state_dict))
+    weights, _ = fit_any_origin(model, find_tensors(state_dict))
     return weights
 
 
 def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
-    type_, arch = VARIANTS[name]
-    family, archs = TIMM_FAMILIES[type_]
+    kind, arch = VARIANTS[name]
+    family, archs = TIMM_FAMILIES[kind]
     arguments = {'arch': arch, **arguments}
     if not arguments.pop('features_only', False):
         build, features = partial(TimmSwin, family), {}
@@ -204,10 +204,10 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
     )
 
 
-def _cfg(type_: str, arch: str) -> dict[str, Any]:
-    """Return timm's record of a model and its weights."""
-    url = WEIGHT_URLS.get(f'{type_.removesuffix("_backbone")}-{arch[0]}', '')
-    side = 224 if type_ == 'swin_backbone' else 256
+def _make_cfg(kind: str, arch: str) -> dict[str, Any]:
+    """Return timm's default configuration of a model, and the address of its weights."""
+    url = WEIGHT_URLS.get(f'{kind.removesuffix("_backbone")}-{arch[0]}', '')
+    side = 224 if kind == 'swin_backbone' else 256
     return dict(
         url=url,
         num_classes=21841 if url.endswith('22k.pth') else 1000,
@@ -224,9 +224,9 @@ def _cfg(type_: str, arch: str) -> dict[str, Any]:
 
 
 VARIANTS = {
-    f'{type_}_{arch}'.replace('-', '_'): (type_, arch) for type_, (_, archs) in TIMM_FAMILIES.items() for arch in archs
+    f'{kind}_{arch}'.replace('-', '_'): (kind, arch) for kind, (_, archs) in TIMM_FAMILIES.items() for arch in archs
 }
-default_cfgs = generate_default_cfgs({name: _cfg(*variant) for name, variant in VARIANTS.items()})
+default_cfgs = generate_default_cfgs({name: _make_cfg(*variant) for name, variant in VARIANTS.items()})
 
 
 def _register(name: str) -> None:

@@ -12,16 +12,16 @@ from ..checks import list_first
 from ..outputs import check_outputs
 from ..positions import log_spaced_coordinates
 from ..whole_files import write_whole, write_whole_by
-from .damage import check_numbers, check_shapes, missing_weights
+from .damage import check_numbers, check_shapes, list_missing
 from .errors import CheckpointError, name_in_errors
 from .formats import SWIN_V1, SWIN_V2, WRITTEN, Format, convert_to_format
-from .heads import LEFT_OUT, find_heads, rename_heads
-from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder_target
+from .heads import LEFT_OUT, find_head_format, rename_heads
+from .hugging_face import CONFIG, WEIGHTS_FILE, is_folder_target, make_config_json
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
-from .recognise import SwinWeights, extract_swin, tensors_of
+from .recognise import SwinWeights, extract_swin, find_tensors
 from .report import COMPUTED, OUTSIDE, UNKNOWN
-from .resize import index_of_window
+from .resize import make_index_table
 
 FORMATS = (*(name for family, name in WRITTEN if family == SWIN_V1), 'mmseg')  # values of `to`
 MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
@@ -79,7 +79,7 @@ def convert_checkpoint(
     check_outputs(file, folder and folder / CONFIG, inputs=[source], overwrite=overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     with name_in_errors(source):
-        tensors = tensors_of(loaded)
+        tensors = find_tensors(loaded)
         if has_adapters(tensors):
             tensors = merge_adapters(tensors)
         weights = extract_swin(tensors)
@@ -91,14 +91,14 @@ def convert_checkpoint(
         neck_and_heads: dict[str, Tensor] = {}
         num_used = 0
         if to in MASK2FORMER_HEADS:
-            neck_and_heads, num_used = _neck_and_heads(weights, tensors, MASK2FORMER_HEADS[to])
+            neck_and_heads, num_used = _convert_heads(weights, tensors, MASK2FORMER_HEADS[to])
         if neck_and_heads and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
         all_weights = {**weights.backbone, **weights.classifier}
         check_shapes(all_weights)
         check_numbers(all_weights, neck_and_heads)
-        missing = missing_weights(all_weights, family)
-        config = config_json(weights, missing) if folder else b''
+        missing = list_missing(all_weights, family)
+        config = make_config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
     if neck_and_heads:
         converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **neck_and_heads}
@@ -117,7 +117,7 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     """Return weights under the names and in the orders of a format."""
     tensors = {**weights.backbone, **weights.classifier}
     if format.has_index_tables:
-        tensors.update(_index_tables(weights))
+        tensors.update(_make_index_tables(weights))
     renamed = convert_to_format(tensors, format)
     if format.name == 'hf' and 'head.weight' not in tensors:  # a bare model, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
@@ -125,13 +125,13 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}
 
 
-def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head_name: str) -> tuple[dict[str, Tensor], int]:
+def _convert_heads(weights: SwinWeights, tensors: dict[str, Tensor], head_name: str) -> tuple[dict[str, Tensor], int]:
     """Return neck and heads of the model around a backbone, and the number of their tensors in the checkpoint."""
     outside = {key: tensors[key] for key in weights.outside}
-    origin = find_heads(outside)
-    if origin is not None:
+    format = find_head_format(outside)
+    if format is not None:
         used = {key: value for key, value in outside.items() if not LEFT_OUT.match(key)}
-        return rename_heads(used, origin, head_name), len(used)
+        return rename_heads(used, format, head_name), len(used)
     model, is_backbone, _ = weights.prefix.rpartition('backbone.')
     if not is_backbone:
         return {}, 0
@@ -139,19 +139,19 @@ def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head_name:
     return rest, len(rest)
 
 
-def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
+def _make_index_tables(weights: SwinWeights) -> dict[str, Tensor]:
     """Return the tables that torchvision requires: the index of each bias table, and the coordinates of Swin V2."""
     tables = {}
     for marker in weights.backbone:
         if not marker.endswith(('.relative_position_bias_table', '.logit_scale')):
             continue
         key = marker.replace('logit_scale', 'relative_position_bias_table')
-        window = weights.window_or_square(key)
+        window = weights.find_window_size(key)
         if window is None:
             raise CheckpointError(f'the window of {marker} is no square, or unknown, and the file does not name it')
-        tables[key.replace('_bias_table', '_index')] = index_of_window(window).flatten()
+        tables[key.replace('_bias_table', '_index')] = make_index_table(window).flatten()
         if weights.format.family == SWIN_V2:
-            pretrained_window = weights.pretrained_windows.get(marker, window)
+            pretrained_window = weights.pretrained_window_sizes.get(marker, window)
             coordinates = log_spaced_coordinates(window, pretrained_window, torch.device('cpu'), torch.float32)
             height, width = window
             tables[key.replace('position_bias', 'coords')] = coordinates.view(1, 2 * height - 1, 2 * width - 1, 2)

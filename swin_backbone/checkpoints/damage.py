@@ -13,13 +13,13 @@ from ..checks import list_first
 from ..sizes import Size, format_size, num_offsets
 from .errors import CheckpointError, name_in_errors
 from .formats import SWIN_V2
-from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, swin_sizes
+from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, find_sizes
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
 
-def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
+def list_missing(weights: Mapping[str, Tensor], family: str) -> list[str]:
     """Return the names of missing weights.
 
     What one block has, every block must have; so with mergings. A weight outside the stages has a bias.
@@ -27,7 +27,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
     Args:
         weights: a backbone, with or without a classifier's `norm` and `head`.
     """
-    depths = swin_sizes(weights, family).depths
+    depths = find_sizes(weights, family).depths
     first = 1 if family == SWIN_V2 else 0  # V2 merges before the blocks of a stage
     if not first and f'stages.{len(depths) - 1}.downsample.reduction.weight' in weights:
         depths = (*depths, 1)  # the last stage is missing
@@ -73,9 +73,9 @@ def check_axes(weights: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_tables(weights: Mapping[str, Tensor], windows: Mapping[str, Size]) -> None:
+def check_tables(weights: Mapping[str, Tensor], window_sizes: Mapping[str, Size]) -> None:
     """Compare each bias table with the window that the file names, by the name of the table."""
-    for key, window in windows.items():
+    for key, window in window_sizes.items():
         table = weights.get(key)
         if table is not None and table.dim() and len(table) != num_offsets(window):
             raise CheckpointError(
@@ -96,12 +96,12 @@ def check_floating(weights: Mapping[str, Tensor]) -> None:
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
     """Check the numbers of the weights of a model; see `check_numbers`. `checkpoint` is the name in an error."""
-    targets = dict(model.named_parameters())
-    parameters = {key: value for key, value in weights.items() if key in targets and targets[key].is_floating_point()}
+    floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
+    parameters = {key: value for key, value in weights.items() if key in floating}
     buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
     with name_in_errors(checkpoint):
         check_numbers(parameters, buffers)
-        dtypes = {key: value.dtype for key, value in (*targets.items(), *model.named_buffers())}
+        dtypes = {key: value.dtype for key, value in (*model.named_parameters(), *model.named_buffers())}
         for key, value in {**parameters, **buffers}.items():
             dtype = dtypes[key]
             if dtype != value.dtype and dtype.is_floating_point and (value.to(dtype).isinf() & value.isfinite()).any():

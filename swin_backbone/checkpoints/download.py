@@ -20,7 +20,7 @@ from torch.hub import tqdm  # type: ignore[attr-defined]  # without tqdm: torch'
 
 from ..whole_files import CANNOT_WRITE, PARTIAL, write_whole, write_whole_by
 from .errors import CheckpointError, RefusedCheckpoint, name_in_errors
-from .hugging_face import weights_file_in
+from .hugging_face import find_weights_file
 
 TIMEOUT_S = 30.0
 CHUNK = 1 << 17  # bytes
@@ -58,7 +58,7 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     else:
         path = Path(address).expanduser()
     if path.is_dir():
-        path = weights_file_in(path)
+        path = find_weights_file(path)
     if not path.is_file():
         raise CheckpointError('there is no such file')
     return read(path)
@@ -73,7 +73,7 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
     by_name = folder / PurePosixPath(urlsplit(url).path).name  # of torch.hub, or put there by hand
     is_new = not target.is_file()
     if is_new:
-        owner = _owner_of(by_name, url)
+        owner = _find_owner(by_name, url)
         if owner == url.partition('?')[0]:
             _logger.info(f'{by_name} serves for {url}')
             with name_in_errors(by_name):
@@ -93,21 +93,21 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
         return _fetch_from_server(url, read)
 
 
-def _owner_of(file: Path, url: str) -> Optional[str]:
+def _find_owner(file: Path, url: str) -> Optional[str]:
     """Return the one address that a file of torch.hub's cache serves for; None without a file.
 
-    A name such as model.safetensors belongs to many addresses. The first address that asks gets the file; a record
-    beside the file keeps the address. Where no file can be written, the file serves for every address.
+    A name such as model.safetensors belongs to many addresses. The first address that asks gets the file; a second
+    file keeps the address. Where no file can be written, the file serves for every address.
     """
     if not os.path.isfile(file):  # False for a name that is too long
         return None
-    record, address = file.with_name(f'{file.name}.address'), url.partition('?')[0]
+    address_file, address = file.with_name(f'{file.name}.address'), url.partition('?')[0]
     try:
-        if not record.is_file():
-            with FileLock(f'{record}.lock'):
-                if not record.is_file():
-                    write_whole(record, address.encode())
-        return record.read_text(encoding='utf-8')
+        if not address_file.is_file():
+            with FileLock(f'{address_file}.lock'):
+                if not address_file.is_file():
+                    write_whole(address_file, address.encode())
+        return address_file.read_text(encoding='utf-8')
     except OSError:
         return address
 

@@ -85,7 +85,7 @@ _STAGES: Rows = (
 )
 
 
-def _hugging_face_rows(model: str) -> Rows:
+def _make_hugging_face_rows(model: str) -> Rows:
     block = f'{model}.encoder.layers.{{s}}.blocks.{{b}}'
     return (
         ('patch_embed.projection', f'{model}.embeddings.patch_embeddings.projection'),
@@ -151,7 +151,7 @@ HUGGING_FACE = Format(
     'hf',
     'Hugging Face',
     (
-        *_hugging_face_rows('swin'),
+        *_make_hugging_face_rows('swin'),
         ('stages.{s}.downsample', 'swin.encoder.layers.{s}.downsample'),
         ('norm{s}', 'hidden_states_norms.stage{s+1}'),
         ('norm{s}', 'hidden_states_norms.{s}'),  # MaskFormerSwinBackbone, with its model inside
@@ -203,7 +203,7 @@ HUGGING_FACE_V2 = Format(
         (f'{_BLOCK}.attn.w_msa.q_bias', f'{_HF_BLOCK_V2}.attention.self.query.bias'),
         (f'{_BLOCK}.attn.w_msa.v_bias', f'{_HF_BLOCK_V2}.attention.self.value.bias'),
         (f'{_BLOCK}.attn.w_msa.cpb_mlp', f'{_HF_BLOCK_V2}.attention.self.continuous_position_bias_mlp'),
-        *_hugging_face_rows('swinv2'),
+        *_make_hugging_face_rows('swinv2'),
         (f'{_BLOCK}.norm3', f'{_HF_BLOCK_V2}.norm3'),  # not in Hugging Face's own models
         ('stages.{s+1}.downsample', 'swinv2.encoder.layers.{s}.downsample'),
         ('norm{s}', 'norm{s}'),
@@ -325,14 +325,14 @@ _NUMBER = re.compile(r'\{(\d*)([sb])(?:\+(\d+))?\}')
 def rename(key: str, rows: Rows, source: int) -> Optional[str]:
     """Translate a name from column `source` of `rows` to the other; None if no row matches."""
     for row in rows:
-        match = _pattern(row[source]).match(key)
-        numbers = _numbers(row[source], match) if match else None
+        match = _compile_pattern(row[source]).match(key)
+        numbers = _read_numbers(row[source], match) if match else None
         if match and numbers is not None:
             return _fill(row[1 - source], numbers) + key[match.end() :]
     return None
 
 
-def _numbers(template: str, match: re.Match[str]) -> Optional[dict[str, int]]:
+def _read_numbers(template: str, match: re.Match[str]) -> Optional[dict[str, int]]:
     """Return stage and block in a name, or None if the number is of no stage."""
     numbers = {}
     for factor, letter, offset in _NUMBER.findall(template):
@@ -347,7 +347,7 @@ def _fill(template: str, numbers: dict[str, int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _pattern(template: str) -> re.Pattern[str]:
+def _compile_pattern(template: str) -> re.Pattern[str]:
     """Compile a row's name; the match ends at a dot or the end of the key."""
     literals = [re.escape(literal) for literal in _NUMBER.sub('\0', template).split('\0')]
     letters = [letter for _, letter, _ in _NUMBER.findall(template)]
@@ -370,11 +370,11 @@ def reorder_merging(weights: dict[str, Tensor], source: str, target: str, family
         return weights
     reorder = columns_to_channels if target == 'channels' else _channels_to_columns
     return {
-        key: reorder(value) if _sees_merged_channels(key, weights, family) else value for key, value in weights.items()
+        key: reorder(value) if _has_merged_channels(key, weights, family) else value for key, value in weights.items()
     }
 
 
-def _sees_merged_channels(key: str, weights: dict[str, Tensor], family: str) -> bool:
+def _has_merged_channels(key: str, weights: dict[str, Tensor], family: str) -> bool:
     owner, downsample, leaf = key.rpartition('.downsample.')
     reduction = weights.get(f'{owner}.downsample.reduction.weight')
     if not downsample:

@@ -23,8 +23,8 @@ HEAD = 'HEAD'  # stands for `panoptic_head` in mmdet, `decode_head` in mmseg
 LEFT_OUT = re.compile(r'criterion\.|.*\.fed_loss_weight$')  # weights of the classes in a loss; a config has them
 
 
-class TaskHeads(NamedTuple):
-    """Names of an origin around the backbone."""
+class HeadFormat(NamedTuple):
+    """The names of an origin's necks and heads."""
 
     title: str
     marker: str  # regular expression of a name in every checkpoint
@@ -81,23 +81,23 @@ _MASK2FORMER = {
 }
 
 
-def _mask2former(column: int) -> Rows:
+def _make_mask2former_rows(column: int) -> Rows:
     parts = [(prefixes[0], prefixes[column], rows) for prefixes, rows in _MASK2FORMER.items()]
     return tuple((prefix + row[0], their_prefix + row[column]) for prefix, their_prefix, rows in parts for row in rows)
 
 
-ORIGINS = (
-    TaskHeads(
+HEAD_FORMATS = (
+    HeadFormat(
         'Mask2Former of detectron2',
         r'sem_seg_head\.predictor\.transformer_cross_attention_layers\.0\.norm\.weight',
-        _mask2former(1),
+        _make_mask2former_rows(1),
     ),
-    TaskHeads(
+    HeadFormat(
         'Mask2Former of transformers',
         r'model\.transformer_module\.queries_features\.weight',
-        _mask2former(2),
+        _make_mask2former_rows(2),
     ),
-    TaskHeads(
+    HeadFormat(
         'UperNet of transformers',
         r'decode_head\.classifier\.weight',
         (
@@ -114,7 +114,7 @@ ORIGINS = (
             ('auxiliary_head', 'auxiliary_head'),
         ),
     ),
-    TaskHeads(
+    HeadFormat(
         'Co-DETR',
         r'query_head\.label_embedding\.weight',
         (
@@ -125,12 +125,12 @@ ORIGINS = (
 )
 
 
-def find_heads(tensors: dict[str, Tensor]) -> Optional[TaskHeads]:
-    """Return the origin of necks and heads; None for heads of mmdet and mmseg, and for unknown heads."""
-    return next((heads for heads in ORIGINS if any(re.fullmatch(heads.marker, key) for key in tensors)), None)
+def find_head_format(tensors: dict[str, Tensor]) -> Optional[HeadFormat]:
+    """Return the format of necks and heads; None for heads of mmdet and mmseg, and for unknown heads."""
+    return next((format for format in HEAD_FORMATS if any(re.fullmatch(format.marker, key) for key in tensors)), None)
 
 
-def rename_heads(tensors: dict[str, Tensor], origin: TaskHeads, head_name: str) -> dict[str, Tensor]:
+def rename_heads(tensors: dict[str, Tensor], format: HeadFormat, head_name: str) -> dict[str, Tensor]:
     """Return necks and heads under their names here.
 
     Args:
@@ -142,8 +142,8 @@ def rename_heads(tensors: dict[str, Tensor], origin: TaskHeads, head_name: str) 
     """
     renamed = {}
     for key, value in fuse(tensors, ('q_proj', 'k_proj', 'v_proj'), 'in_proj_').items():  # as `nn.MultiheadAttention`
-        name = rename(key, origin.rows, source=THERE)
+        name = rename(key, format.rows, source=THERE)
         if name is None:
-            raise CheckpointError(f'{key} is no weight that a {origin.title} has')
+            raise CheckpointError(f'{key} is no weight that a {format.title} has')
         renamed[name.replace(HEAD, head_name)] = value
     return renamed

@@ -11,7 +11,7 @@ from ..sizes import Size
 from .errors import CheckpointError, name_in_errors
 from .formats import BIAS_TABLE, LOGIT_SCALE, SWIN_V2
 from .recognise import SwinWeights
-from .shapes import FIRST_LINEAR, PROJECTION, swin_sizes
+from .shapes import FIRST_LINEAR, PROJECTION, find_sizes
 
 CONFIG, WEIGHTS_FILE, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
 INDEX_SUFFIX = '.index.json'  # ending of a file that lists the shards of weights
@@ -25,7 +25,7 @@ def is_folder_target(target: Path) -> bool:
     return target.is_dir() or target.suffix not in _FILE_SUFFIXES
 
 
-def weights_file_in(folder: Path) -> Path:
+def find_weights_file(folder: Path) -> Path:
     """Return the file of weights in a folder of transformers, or the index of its shards.
 
     Raises:
@@ -67,7 +67,7 @@ def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     return weights
 
 
-def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
+def make_config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     """Return config.json: arguments of `transformers.SwinConfig` or `Swinv2Config`, from names and shapes of weights.
 
     Raises:
@@ -86,9 +86,9 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         if is_here:
             raise CheckpointError(f'transformers computes no {weights.format.family} with {part}: {WRITE_A_FILE}')
     projection_DCHW = tensors[PROJECTION]
-    width, depths, heads = swin_sizes(tensors, weights.format.family)
+    width, depths, heads = find_sizes(tensors, weights.format.family)
     patch = projection_DCHW.shape[2]
-    window, last_window = _windows(weights, len(depths), is_v2)
+    window_side, last_window_side = _find_window_sides(weights, len(depths), is_v2)
     head = weights.classifier.get('head.weight')
     name = 'Swinv2' if is_v2 else 'Swin'
     # transformers' Swin V2 has no norms of outputs
@@ -98,13 +98,13 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         architectures=[f'{name}{kind}'],
         model_type=name.lower(),
         # The map of the last stage is one window, because transformers shrinks larger windows.
-        image_size=last_window * patch * 2 ** (len(depths) - 1),
+        image_size=last_window_side * patch * 2 ** (len(depths) - 1),
         patch_size=patch,
         num_channels=projection_DCHW.shape[1],
         embed_dim=width,
         depths=list(depths),
         num_heads=list(heads),
-        window_size=window,
+        window_size=window_side,
         mlp_ratio=tensors[FIRST_LINEAR].shape[0] / width,
         qkv_bias=any(f'stages.0.blocks.0.attn.w_msa.{bias}' in tensors for bias in ('qkv.bias', 'q_bias')),
         use_absolute_embeddings='absolute_pos_embed' in tensors,
@@ -116,34 +116,34 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         sizes = [patch * length for length in weights.map_size or (side, side)]
         config['image_size'] = sizes if len(set(sizes)) > 1 else sizes[0]
     if head is not None:
-        labels = [f'LABEL_{label}' for label in range(len(head))]
+        labels = [f'LABEL_{index}' for index in range(len(head))]
         config.update(
-            id2label={str(label): name for label, name in enumerate(labels)},
-            label2id={name: label for label, name in enumerate(labels)},
+            id2label={str(index): label for index, label in enumerate(labels)},
+            label2id={label: index for index, label in enumerate(labels)},
         )
     if kind == 'Backbone':
         config.update(out_features=[f'stage{stage + 1}' for stage in normed_stages])
     if is_v2:
         names = [f'stages.{stage}.blocks.0.{LOGIT_SCALE}' for stage in range(len(depths))]
-        trained_sizes = [weights.pretrained_windows.get(name) for name in names]
+        trained_sizes = [weights.pretrained_window_sizes.get(name) for name in names]
         config['pretrained_window_sizes'] = [
-            0 if size in (None, (window, window), (last_window, last_window)) else size[0] for size in trained_sizes
+            0 if size in (None, (window_side,) * 2, (last_window_side,) * 2) else size[0] for size in trained_sizes
         ]
     return (json.dumps(config, indent=2) + '\n').encode()
 
 
-def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
+def _find_window_sides(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
     """Return the side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
-    windows: list[Size] = []
+    sizes: list[Size] = []
     for stage in range(stages):
         key = f'stages.{stage}.blocks.0.{BIAS_TABLE}'
-        window = weights.window_or_square(key)
+        window = weights.find_window_size(key)
         if window is None:
             raise CheckpointError(
                 f'its weights do not say the window, which {CONFIG} needs: {WRITE_A_FILE}, and make the model of '
                 'transformers with a configuration of your own'
             )
-        windows.append(window)
-    if any(height != width for height, width in windows) or len(set(windows if not is_v2 else windows[:-1])) > 1:
-        raise CheckpointError(f'transformers has one square window for all stages, these are {windows}')
-    return windows[0][0], windows[-1][0]
+        sizes.append(window)
+    if any(height != width for height, width in sizes) or len(set(sizes if not is_v2 else sizes[:-1])) > 1:
+        raise CheckpointError(f'transformers has one square window for all stages, these are {sizes}')
+    return sizes[0][0], sizes[-1][0]

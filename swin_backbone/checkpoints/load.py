@@ -14,21 +14,21 @@ from ..sizes import Size, format_size
 from .damage import check_finite
 from .errors import CheckpointError, name_in_errors
 from .formats import BIAS_TABLE, LOGIT_SCALE, SWIN_MLP, SWIN_V2
-from .lora import UNTRAINED, has_adapters, merge_adapters, with_plain_names, without_adapters
+from .lora import UNTRAINED, has_adapters, merge_adapters, remove_adapters, use_plain_names
 from .reading import read_checkpoint
 from .recognise import (
     SwinWeights,
     ends_in_classifier,
     extract_swin,
     find_formats,
-    prefix_around,
+    find_outer_prefix,
+    find_tensors,
+    remove_wrappers,
     shorten_names,
-    tensors_of,
-    without_wrappers,
 )
-from .report import COMPUTED, NO_OUTPUT, NO_TARGET, OUTSIDE, UNKNOWN, LoadReport
-from .resize import adapt_input_channels, map_size_or_target, resize_embedding, resize_table, window_or_target
-from .shapes import PROJECTION, swin_sizes
+from .report import COMPUTED, NO_OUTPUT, NOT_IN_BACKBONE, OUTSIDE, UNKNOWN, LoadReport
+from .resize import adapt_input_channels, choose_map_size, choose_window_size, resize_embedding, resize_table
+from .shapes import PROJECTION, find_sizes
 from .stored_sizes import SIZES_KEY
 
 CLASSIFIER_NOTE = (
@@ -48,31 +48,31 @@ class Backbone(Protocol):
     pretrained_window_sizes: Sequence[Optional[Size]]  # of Swin V2
 
 
-class Target(NamedTuple):
+class FoundBackbone(NamedTuple):
     """A backbone of this package inside a model."""
 
     backbone: Backbone
     family: str
 
 
-def backbones_of(model: nn.Module) -> dict[str, Target]:
+def find_backbones(model: nn.Module) -> dict[str, FoundBackbone]:
     """Return the backbones of this package in a model, by the prefix of their names without wrappers.
 
     The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
     modules: dict[str, Any] = {
-        without_wrappers(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')
+        remove_wrappers(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')
     }
     return {
-        prefix: Target(modules[prefix.rstrip('.')], format.family)
-        for prefix, format in find_formats(_plain_names_of(model).values()).items()
+        prefix: FoundBackbone(modules[prefix.rstrip('.')], format.family)
+        for prefix, format in find_formats(_find_plain_names(model).values()).items()
         if format.name == 'mmdet' and prefix.rstrip('.') in modules
     }
 
 
-def _plain_names_of(model: nn.Module) -> dict[str, str]:
+def _find_plain_names(model: nn.Module) -> dict[str, str]:
     """Return the names of a model's weights without wrappers and adapters, by their names in the model."""
-    return shorten_names(model.state_dict(), lambda name: without_adapters(without_wrappers(name)))
+    return shorten_names(model.state_dict(), lambda name: remove_adapters(remove_wrappers(name)))
 
 
 def load_checkpoint(
@@ -114,7 +114,7 @@ def load_checkpoint(
         >>> len(report.loaded), set(report.resized.values())
         (125, {'bias tables from window 7x7 to 12x12'})
     """
-    if not backbones_of(model):
+    if not find_backbones(model):
         raise ValueError(
             'model must be a SwinBackbone, SwinV2Backbone or SwinMLPBackbone, or have one; '
             f'got a {type(model).__name__} without'
@@ -139,32 +139,32 @@ def adapt_weights(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
             weights are not finite.
     """
-    name_in_model = {plain: name for name, plain in _plain_names_of(model).items()}
+    name_in_model = {plain: name for name, plain in _find_plain_names(model).items()}
     state_dict = model.state_dict()
-    targets = {plain: state_dict[name] for plain, name in name_in_model.items()}
+    model_weights = {plain: state_dict[name] for plain, name in name_in_model.items()}
     report = LoadReport(checkpoint)
     with name_in_errors(checkpoint):
-        tensors = tensors_of(loaded)
+        tensors = find_tensors(loaded)
         if has_adapters(tensors):
-            tensors = with_plain_names(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
-        fitted, swins, classifier_names = _fit_backbones(model, tensors, targets, prefix, report)
+            tensors = use_plain_names(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
+        fitted, swins, classifier_names = _fit_backbones(model, tensors, model_weights, prefix, report)
     last_prefix, last = [*swins.items()][-1]  # one for all: the backbones of a file have one origin
     report.origin = last.format.title + (f', prefix {last.prefix!r}' if last.prefix else '')
     source_root = last.prefix.removesuffix(last_prefix)  # of the whole model in the checkpoint, such as `model.`
-    candidates = {**_equal_names(tensors, swins, source_root), **classifier_names}
-    _fit_by_name(candidates, tensors, targets, name_in_model, fitted, report)
-    for name in targets:  # peft keeps a module as it was before the training, beside the trained one
-        trained = name.replace(f'.{UNTRAINED}.', '.')
-        if name not in fitted and trained in fitted:
-            fitted[name] = fitted[trained]
+    candidates = {**_match_names(tensors, swins, source_root), **classifier_names}
+    _fit_by_name(candidates, tensors, model_weights, name_in_model, fitted, report)
+    for name in model_weights:  # peft keeps a module as it was before the training, beside the trained one
+        trained_name = name.replace(f'.{UNTRAINED}.', '.')
+        if name not in fitted and trained_name in fitted:
+            fitted[name] = fitted[trained_name]
     _report_ignored(swins, candidates, fitted, report)
-    missing = {key: value for key, value in targets.items() if key not in fitted}
+    missing = {key: value for key, value in model_weights.items() if key not in fitted}
     report.missing = [name_in_model[key] for key in missing if key.startswith(tuple(swins))]
     report.missing_elsewhere = [name_in_model[key] for key in missing if not key.startswith(tuple(swins))]
     not_found = {name_in_model[key]: value for key, value in missing.items()}
     report.renamed = _find_renamed(not_found, tensors, swins, report)
     result: Any = OrderedDict((name_in_model[key], value) for key, value in fitted.items())
-    result._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), source_root)  # where torch reads it
+    result._metadata = _map_metadata(model, getattr(tensors, '_metadata', {}), source_root)  # where torch reads it
     check_finite(model, result, checkpoint)
     report.loaded = list(result)
     return result, report
@@ -173,36 +173,36 @@ def adapt_weights(
 def _fit_backbones(
     model: nn.Module,
     tensors: dict[str, Tensor],
-    targets: Mapping[str, Tensor],
+    model_weights: Mapping[str, Tensor],
     prefix: Optional[str],
     report: LoadReport,
 ) -> tuple[dict[str, Tensor], dict[str, SwinWeights], dict[str, str]]:
     """Return the weights of all backbones of a model; the Swin of the checkpoint for each; a classifier's names.
 
-    The Swins are by the prefix of the backbone in the model. For the names see `_classifier_names`.
+    The Swins are by the prefix of the backbone in the model. For the names see `_name_parts`.
     """
     fitted: dict[str, Tensor] = {}
     swins: dict[str, SwinWeights] = {}
     classifier_names: dict[str, str] = {}
-    for target_prefix, (backbone, family) in backbones_of(model).items():
-        target_root = prefix_around(target_prefix)
-        own_targets = {
-            key.removeprefix(target_prefix): value for key, value in targets.items() if key.startswith(target_prefix)
+    for model_prefix, (backbone, family) in find_backbones(model).items():
+        model_root = find_outer_prefix(model_prefix)
+        backbone_weights = {
+            key.removeprefix(model_prefix): x for key, x in model_weights.items() if key.startswith(model_prefix)
         }
-        is_classifier = ends_in_classifier(own_targets, [key.removeprefix(target_root) for key in targets])
-        weights = extract_swin(tensors, prefer=target_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
-        swins[target_prefix] = weights
-        _compare_sizes(weights, own_targets, tensors)
-        values = _fit_backbone(weights, own_targets, backbone, report)
-        fitted |= {target_prefix + key: value for key, value in values.items()}
-        parts = {'head': f'{target_root}head.fc'}
+        is_classifier = ends_in_classifier(backbone_weights, [key.removeprefix(model_root) for key in model_weights])
+        weights = extract_swin(tensors, prefer=model_prefix, prefix=prefix, keeps_norm=is_classifier, family=family)
+        swins[model_prefix] = weights
+        _compare_sizes(weights, backbone_weights, tensors)
+        values = _fit_backbone(weights, backbone_weights, backbone, report)
+        fitted |= {model_prefix + key: value for key, value in values.items()}
+        parts = {'head': f'{model_root}head.fc'}
         if is_classifier:
-            parts['norm'] = f'{target_prefix}norm{len(backbone.stages) - 1}'
-        classifier_names |= _classifier_names(weights, parts, targets)
+            parts['norm'] = f'{model_prefix}norm{len(backbone.stages) - 1}'
+        classifier_names |= _name_parts(weights, parts, model_weights)
     return fitted, swins, classifier_names
 
 
-def _classifier_names(weights: SwinWeights, parts: Mapping[str, str], targets: Mapping[str, Tensor]) -> dict[str, str]:
+def _name_parts(weights: SwinWeights, parts: Mapping[str, str], model_weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the names of a classifier's weights in the model, by their names in the checkpoint.
 
     Args:
@@ -212,24 +212,24 @@ def _classifier_names(weights: SwinWeights, parts: Mapping[str, str], targets: M
     for part, module in parts.items():
         for key in weights.classifier_names.get(part, []):
             name = f'{module}.{key.rpartition(".")[2]}'
-            if name in targets:  # otherwise the part may have an equal name in the model
+            if name in model_weights:  # otherwise the part may have an equal name in the model
                 names[key] = name
     return names
 
 
-def _equal_names(tensors: Mapping[str, Tensor], swins: Mapping[str, SwinWeights], source_root: str) -> dict[str, str]:
+def _match_names(tensors: Mapping[str, Tensor], swins: Mapping[str, SwinWeights], source_root: str) -> dict[str, str]:
     """Return names in the model by those in the checkpoint: of necks, heads, and a mask token of a backbone."""
     backbone_prefixes = tuple(weights.prefix for weights in swins.values())
     names = {key: key.removeprefix(source_root) for key in tensors if not key.startswith(backbone_prefixes)}
-    for target_prefix, weights in swins.items():
-        names |= {key: target_prefix + key.removeprefix(weights.prefix) for key in weights.unknown}
+    for model_prefix, weights in swins.items():
+        names |= {key: model_prefix + key.removeprefix(weights.prefix) for key in weights.unknown}
     return names
 
 
 def _fit_by_name(
     candidates: Mapping[str, str],
     tensors: Mapping[str, Tensor],
-    targets: Mapping[str, Tensor],
+    model_weights: Mapping[str, Tensor],
     name_in_model: Mapping[str, str],
     fitted: dict[str, Tensor],
     report: LoadReport,
@@ -237,14 +237,14 @@ def _fit_by_name(
     """Add the weights that the model has under a name of `candidates`, and report those of another shape."""
     for key, name in candidates.items():
         value = tensors[key]
-        if name not in targets or name in fitted:
+        if name not in model_weights or name in fitted:
             continue
-        if value.shape == targets[name].shape:
+        if value.shape == model_weights[name].shape:
             fitted[name] = value
         else:
             report.other_shapes[name_in_model[name]] = tuple(value.shape)
             report.warnings.append(
-                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
+                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(model_weights[name].shape)} in the '
                 'model: it was not loaded'
             )
 
@@ -263,26 +263,26 @@ def _report_ignored(
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
 
 
-def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], source_root: str) -> dict[str, dict[str, Any]]:
+def _map_metadata(model: nn.Module, metadata: dict[str, dict[str, Any]], source_root: str) -> dict[str, dict[str, Any]]:
     """Return the metadata of a checkpoint, such as versions, by the names of a model's modules.
 
     Sizes are left out: the fitted weights have the model's.
     """
     result = {}
     for name, _ in model.named_modules():
-        entry = metadata.get((source_root + without_wrappers(name)).rstrip('.'))
+        entry = metadata.get((source_root + remove_wrappers(name)).rstrip('.'))
         if entry:
             result[name] = {key: value for key, value in entry.items() if key != SIZES_KEY}
     return result
 
 
-def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+def _compare_sizes(weights: SwinWeights, backbone_weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
     """Raise CheckpointError if a Swin in a checkpoint has another width, depths or heads than a backbone.
 
     A file may lack what tells heads.
     """
     family = weights.format.family
-    in_checkpoint, in_model = swin_sizes(weights.backbone, family), swin_sizes(targets, family)
+    in_checkpoint, in_model = find_sizes(weights.backbone, family), find_sizes(backbone_weights, family)
     if not in_checkpoint.embed_dims:
         stem = [
             f'{key} of shape {tuple(value.shape)}'
@@ -316,32 +316,32 @@ def _find_renamed(
                 unused[shapes[key]].append(key)
         return {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
 
-    inside, outside = pair(report.missing, NO_TARGET, UNKNOWN), pair(report.missing_elsewhere, OUTSIDE)
+    inside, outside = pair(report.missing, NOT_IN_BACKBONE, UNKNOWN), pair(report.missing_elsewhere, OUTSIDE)
     return inside | outside if 2 * len(outside) >= len(report.missing_elsewhere) else inside
 
 
 def _fit_backbone(
-    weights: SwinWeights, targets: dict[str, Tensor], backbone: Backbone, report: LoadReport
+    weights: SwinWeights, backbone_weights: dict[str, Tensor], backbone: Backbone, report: LoadReport
 ) -> dict[str, Tensor]:
-    """Return the weights of a backbone in the shapes of `targets`."""
+    """Return the weights of a backbone in the shapes of `backbone_weights`."""
     fitted = {}
-    trained: dict[str, Size] = {}  # the window of each bias table
+    trained: dict[str, Size] = {}  # the window of each bias table in the training
     map_size: Optional[Size] = None  # of the position embedding
-    without_target = []
+    not_in_backbone = []
     for key, value in weights.backbone.items():
-        if key not in targets:
+        if key not in backbone_weights:
             if re.match(r'norm\d+\.', key):
                 report.ignored.setdefault(NO_OUTPUT, []).append(key)
             else:
-                without_target.append(key)
+                not_in_backbone.append(key)
             continue
-        change, shape = '', targets[key].shape
+        change, shape = '', backbone_weights[key].shape
         if key.endswith(BIAS_TABLE) and value.shape[1:] == shape[1:]:
-            target = backbone.window_size[int(key.split('.')[1])]
-            trained[key] = window_or_target(value, weights.windows.get(key), target)
-            value, change = resize_table(value, trained[key], target)
+            window_size = backbone.window_size[int(key.split('.')[1])]
+            trained[key] = choose_window_size(value, weights.window_sizes.get(key), window_size)
+            value, change = resize_table(value, trained[key], window_size)
         elif key == 'absolute_pos_embed' and value.shape[2:] == shape[2:]:
-            map_size = map_size_or_target(value, weights.map_size, backbone.pretrain_map_size)
+            map_size = choose_map_size(value, weights.map_size, backbone.pretrain_map_size)
             value, change = resize_embedding(value, map_size, backbone.pretrain_map_size)
         elif key == PROJECTION and value.dim() == 4:
             value, change = adapt_input_channels(value, shape[1])
@@ -351,10 +351,10 @@ def _fit_backbone(
             why = ': the weights of Swin-MLP cannot be resized to another window' if '.spatial_mlp.' in key else ''
             raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(shape)}{why}')
         fitted[key] = value
-    if without_target:
-        report.ignored.setdefault(NO_TARGET, []).extend(without_target)
+    if not_in_backbone:
+        report.ignored.setdefault(NOT_IN_BACKBONE, []).extend(not_in_backbone)
         report.warnings.append(
-            f'The checkpoint has {list_first(without_target)}, the backbone has not: its outputs will be others'
+            f'The checkpoint has {list_first(not_in_backbone)}, the backbone has not: its outputs will be others'
         )
     is_classifier = weights.classifier or weights.format.is_of_classifiers
     if is_classifier and backbone.small_map == 'pad' and CLASSIFIER_NOTE not in report.notes:
@@ -384,28 +384,28 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: B
     not the default.
 
     Args:
-        trained: window of each bias table.
+        trained: the window of each bias table in the training.
     """
     current = backbone.window_size
     first_blocks = [f'stages.{stage}.blocks.0.' for stage in range(len(backbone.stages))]
-    windows = tuple(trained.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
-    default, several = (DEFAULT_WINDOW, DEFAULT_WINDOW), len(set(windows)) > 1
-    if any(window != used and (several or used == default) for window, used in zip(windows, current)):
-        assumed = '' if weights.windows else ', if with square windows, which the file does not name'
+    window_sizes = tuple(trained.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
+    default, several = (DEFAULT_WINDOW, DEFAULT_WINDOW), len(set(window_sizes)) > 1
+    if any(window != used and (several or used == default) for window, used in zip(window_sizes, current)):
+        assumed = '' if weights.window_sizes else ', if with square windows, which the file does not name'
         report.warnings.append(
-            f'The bias tables were resized from windows {windows} to {current}, which changes the outputs. As the '
-            f'checkpoint was trained{assumed}: window_size={windows if several else windows[0]}'
+            f'The bias tables were resized from windows {window_sizes} to {current}, which changes the outputs. As the '
+            f'checkpoint was trained{assumed}: window_size={window_sizes if several else window_sizes[0]}'
         )
-    if trained and not weights.windows and windows == current and any(height != width for height, width in current):
+    if trained and not weights.window_sizes and window_sizes == current and any(h != w for h, w in current):
         report.guesses.extend(trained)
         report.warnings.append(
             f'The bias tables count as those of the windows {current} of the backbone, because the file does not name '
             'the windows. Tables of a window (height, width) and (width, height) have equal shapes'
         )
-    stored = tuple(weights.windows.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
+    stored = tuple(weights.window_sizes.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
     if weights.format.family == SWIN_MLP and stored != current:
         raise CheckpointError(f'it is a Swin-MLP of windows {stored}, the backbone has {current}')
-    pretrained = [weights.pretrained_windows.get(block + LOGIT_SCALE) for block in first_blocks]
+    pretrained = [weights.pretrained_window_sizes.get(block + LOGIT_SCALE) for block in first_blocks]
     if weights.format.family == SWIN_V2 and any(pretrained):
         used = [size or window for size, window in zip(backbone.pretrained_window_sizes, current)]
         if any(size not in (None, window) for size, window in zip(pretrained, used)):

@@ -31,15 +31,15 @@ def has_adapters(names: Iterable[str]) -> bool:
     return any(part in (BASE_LAYER, TRAINED) or part.startswith('lora_') for name in names for part in name.split('.'))
 
 
-def without_adapters(name: str) -> str:
+def remove_adapters(name: str) -> str:
     """Return the name of a weight in a model without adapters. Other weights, such as matrices, keep their names."""
     return _TRAINED.sub(r'\1.\2', name.replace(f'.{BASE_LAYER}.', '.'))
 
 
-def with_plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def use_plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model with adapters under the names of a `LoraSwinBackbone`."""
-    names = shorten_names(tensors, without_adapters)
-    return _with_metadata({names[name]: value for name, value in tensors.items()}, tensors)
+    names = shorten_names(tensors, remove_adapters)
+    return _add_metadata({names[name]: value for name, value in tensors.items()}, tensors)
 
 
 def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: if the scale of an adapter is unknown, or an adapter is not LoRA of a linear layer.
     """
-    scales = scales_in(getattr(tensors, '_metadata', {}))
+    scales = read_scales(getattr(tensors, '_metadata', {}))
     merged, matrices, unknown = {}, {}, []
     for name, value in tensors.items():
         matrix = _MATRIX.fullmatch(name)
@@ -85,10 +85,10 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             ):
                 raise CheckpointError(f'{layer} has a weight and adapters of shapes {shapes}: the file is damaged')
             merged[f'{layer}.weight'] = (weight_DC.double() + scale * b_DR.double() @ a_RC.double()).to(weight_DC.dtype)
-    return _with_metadata(merged, tensors)
+    return _add_metadata(merged, tensors)
 
 
-def scales_in(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def read_scales(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the scale of each adapter of each layer, by the layer's name in the checkpoint."""
     scales = {}
     for prefix, entry in metadata.items():
@@ -99,7 +99,7 @@ def scales_in(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return scales
 
 
-def _with_metadata(tensors: dict[str, Tensor], source: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _add_metadata(tensors: dict[str, Tensor], source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = OrderedDict(tensors)
     result._metadata = getattr(source, '_metadata', {})  # type: ignore[attr-defined]
     return result

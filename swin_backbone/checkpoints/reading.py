@@ -90,7 +90,7 @@ def read_open_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_
         elif (plain := _read_pickle(file)) is not None:
             return plain
         file.seek(0)
-        return _replace_stand_ins(_original_load(file, map_location=map_location, **_only_weights()), {})
+        return _replace_stand_ins(_original_load(file, map_location=map_location, **_make_load_arguments()), {})
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -104,8 +104,8 @@ def read_open_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_
         ) from error
     except Exception as error:  # torch, zipfile and pickle raise any kind for a damaged file
         if unsafe_load and isinstance(error, (ImportError, AttributeError)):
-            raise RefusedCheckpoint(f'it needs a module that is not installed ({_first_sentence(error)})') from error
-        raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_sentence(error)})') from error
+            raise RefusedCheckpoint(f'it needs a module that is not installed ({_format_error(error)})') from error
+        raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_format_error(error)})') from error
 
 
 def is_safetensors(start: bytes) -> bool:
@@ -134,16 +134,16 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, torch.Tensor]:
     try:
         return {name: tensor.to(device) for name, tensor in safetensors.torch.load_file(path).items()}
     except Exception as error:  # of any kind
-        raise CheckpointError(f'the file is truncated or damaged ({_first_sentence(error)})') from error
+        raise CheckpointError(f'the file is truncated or damaged ({_format_error(error)})') from error
 
 
 def _check_archive(file: BinaryIO) -> None:
     """Check a zip archive for what torch.load does not: checksums, compression, programs."""
     with zipfile.ZipFile(file) as archive:
-        records = archive.infolist()
-        if any(record.filename.endswith('/constants.pkl') for record in records):
+        members = archive.infolist()
+        if any(member.filename.endswith('/constants.pkl') for member in members):
             raise pickle.UnpicklingError('a TorchScript program')
-        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise CheckpointError('its records are compressed, and may take any memory; save it again with torch.save')
         damaged = archive.testzip()
         if damaged:
@@ -168,7 +168,7 @@ def _read_pickle(file: BinaryIO) -> Any:
     return _replace_stand_ins(first, {})
 
 
-def _first_sentence(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     sentence = re.split(r'\.\s|\n', str(error))[0]
     return f'{type(error).__name__}: {sentence[:200]}' if sentence else type(error).__name__
 
@@ -184,7 +184,7 @@ class _DType:
     def __setstate__(self, state: Any) -> None:
         self.dtype = self.dtype.newbyteorder(state[1])
 
-    def numbers(self, data: Any) -> NDArray[Any]:
+    def read_numbers(self, data: Any) -> NDArray[Any]:
         """Return bytes as a new flat array, in native byte order."""
         return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder('='))
 
@@ -194,9 +194,9 @@ class _Array:
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, by_columns, data = state
-        self.array: NDArray[Any] = dtype.numbers(data).reshape(shape, order='F' if by_columns else 'C')
+        self.array: NDArray[Any] = dtype.read_numbers(data).reshape(shape, order='F' if by_columns else 'C')
 
-    def original(self) -> NDArray[Any]:
+    def restore(self) -> NDArray[Any]:
         return self.array
 
 
@@ -209,8 +209,8 @@ class _History:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def original(self) -> Any:
-        values, counts = (self.state[name].original() for name in ('_log_history', '_count_history'))
+    def restore(self) -> Any:
+        values, counts = (self.state[name].restore() for name in ('_log_history', '_count_history'))
         buffer = getattr(sys.modules.get('mmengine.logging.history_buffer'), 'HistoryBuffer', None)
         if buffer is None:
             return dict(log_history=values, count_history=counts)
@@ -232,8 +232,8 @@ STAND_INS: dict[str, Any] = {  # by the name of the original
 }
 for _core in ('numpy.core', 'numpy._core'):  # numpy 1 and 2
     STAND_INS[f'{_core}.multiarray._reconstruct'] = lambda *_: _Array()
-    STAND_INS[f'{_core}.multiarray.scalar'] = lambda dtype, data: dtype.numbers(data)[0]
-    STAND_INS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.numbers(data).reshape(
+    STAND_INS[f'{_core}.multiarray.scalar'] = lambda dtype, data: dtype.read_numbers(data)[0]
+    STAND_INS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.read_numbers(data).reshape(
         shape, order=order
     )
 _PLAIN = {  # the unpickler of torch 2.4 lacks the last four
@@ -256,7 +256,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 @cache
-def _only_weights() -> dict[str, Any]:
+def _make_load_arguments() -> dict[str, Any]:
     """Return the arguments of `torch.load` for its unpickler of weights, which finds the stand-ins besides.
 
     torch's own list of further globals belongs to the process, and is neither read nor changed. An environment variable
@@ -277,7 +277,7 @@ def _replace_stand_ins(value: Any, replaced: dict[int, tuple[Any, Any]]) -> Any:
         return replaced[id(value)][1]
     result = value
     if isinstance(value, (_Array, _History)):
-        result = value.original()
+        result = value.restore()
     elif isinstance(value, (_DType, type, FunctionType)):
         raise pickle.UnpicklingError(f'GLOBAL {value}')
     replaced[id(value)] = value, result

@@ -15,7 +15,7 @@ from ..sizes import Size
 from .damage import check_axes, check_floating, check_tables
 from .errors import CheckpointError
 from .formats import ALL_FORMATS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, convert_to_ours, find_our_name
-from .resize import window_of_coordinates, window_of_index, window_of_table
+from .resize import infer_square, infer_window_of_coordinates, infer_window_of_index
 from .stored_sizes import StoredSizes, read_sizes
 
 # Entries of a checkpoint with weights. Averaged weights are before them (`state_dict_ema` of timm, `ema` of RT-DETR).
@@ -42,16 +42,16 @@ class SwinWeights:
     index_tables: list[str] = field(default_factory=list)  # the origin's names of index tables and masks
     unknown: list[str] = field(default_factory=list)  # the origin's names inside the backbone
     outside: list[str] = field(default_factory=list)  # the origin's names outside the backbone
-    windows: dict[str, Size] = field(default_factory=dict)  # by the name of the bias table
-    pretrained_windows: dict[str, Size] = field(default_factory=dict)  # of V2, by the name of the logit scale
+    window_sizes: dict[str, Size] = field(default_factory=dict)  # by the name of the bias table
+    pretrained_window_sizes: dict[str, Size] = field(default_factory=dict)  # of V2, by the name of the logit scale
     map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
 
-    def window_or_square(self, table: str) -> Optional[Size]:
+    def find_window_size(self, table: str) -> Optional[Size]:
         """Return the window of a relative position bias table: the file's, or a square by the rows. None: unknown."""
-        return self.windows.get(table) or (window_of_table(self.backbone[table]) if table in self.backbone else None)
+        return self.window_sizes.get(table) or (infer_square(self.backbone[table]) if table in self.backbone else None)
 
 
-def tensors_of(loaded: Any) -> dict[str, Tensor]:
+def find_tensors(loaded: Any) -> dict[str, Tensor]:
     """Return the named tensors in the contents of a file or in a state_dict.
 
     Names lose WRAPPERS: see `shorten_names`.
@@ -59,7 +59,7 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     Raises:
         CheckpointError: without any tensor, or with a tensor that is sparse, nested or on the meta device.
     """
-    while isinstance(loaded, dict) and (inner := _container(loaded)) is not None:
+    while isinstance(loaded, dict) and (inner := _find_container(loaded)) is not None:
         loaded = inner
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
@@ -74,32 +74,32 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
                     )
                     raise CheckpointError(f'{key} is {kind}: save dense weights, on the CPU or another device')
                 tensors[names[str(key)]] = value.detach()
-        tensors._metadata = _metadata_without_wrappers(getattr(loaded, '_metadata', None))  # type: ignore[attr-defined]
+        tensors._metadata = _shorten_metadata_names(getattr(loaded, '_metadata', None))  # type: ignore[attr-defined]
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')
     return tensors
 
 
-def _metadata_without_wrappers(stored: Any) -> dict[str, dict[str, Any]]:
+def _shorten_metadata_names(stored: Any) -> dict[str, dict[str, Any]]:
     """Return the metadata of a state_dict by names without wrappers. An entry without wrappers overrides.
 
     The metadata has versions of modules, by which some modules rename weights, and sizes: `stored_sizes.write_sizes`.
     """
     metadata: dict[str, dict[str, Any]] = {}
     names = stored if isinstance(stored, dict) else {}
-    for name in sorted(names, key=lambda name: without_wrappers(str(name)) == name):
+    for name in sorted(names, key=lambda name: remove_wrappers(str(name)) == name):
         if isinstance(stored[name], dict):
-            metadata.setdefault(without_wrappers(str(name)), {}).update(stored[name])
+            metadata.setdefault(remove_wrappers(str(name)), {}).update(stored[name])
     return metadata
 
 
-def without_wrappers(name: str) -> str:
+def remove_wrappers(name: str) -> str:
     """Return a name without the parts of wrappers."""
     return '.'.join(part for part in name.split('.') if part not in WRAPPERS)
 
 
-def shorten_names(names: Iterable[str], shorten: Callable[[str], str] = without_wrappers) -> dict[str, str]:
+def shorten_names(names: Iterable[str], shorten: Callable[[str], str] = remove_wrappers) -> dict[str, str]:
     """Return the short form of each name. A name stays whole if its short form is another name, or another's form."""
     names = list(names)
     taken, plain = set(names), {}
@@ -110,7 +110,7 @@ def shorten_names(names: Iterable[str], shorten: Callable[[str], str] = without_
     return {name: plain[name] for name in names}
 
 
-def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
+def _find_container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     """Return the entry of a checkpoint with a Swin, at most `CONTAINER_DEPTH` dicts inside, averaged weights first.
 
     None: the names of a Swin are in `loaded` itself, or there is no entry. Without any Swin, the entry is one of
@@ -121,10 +121,10 @@ def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
     names = [name for name, entry in entries.items() if _holds_swin(entry, CONTAINER_DEPTH)]
     names = names or [name for name in entries if name in CONTAINERS]
-    return entries[min(names, key=_container_rank)] if names else None
+    return entries[min(names, key=_rank_container)] if names else None
 
 
-def _container_rank(name: str) -> int:
+def _rank_container(name: str) -> int:
     """Return the rank of an entry among the entries of a checkpoint with weights."""
     if _AVERAGED.search(name) and name != UNAVERAGED_OF_MMENGINE:
         return -1
@@ -132,7 +132,7 @@ def _container_rank(name: str) -> int:
 
 
 def _holds_swin(entry: dict[Any, Any], depth: int) -> bool:
-    if find_formats(without_wrappers(str(key)) for key in entry):
+    if find_formats(remove_wrappers(str(key)) for key in entry):
         return True
     return depth > 0 and any(_holds_swin(inner, depth - 1) for inner in entry.values() if isinstance(inner, dict))
 
@@ -159,7 +159,7 @@ def extract_swin(
             than the file names.
     """
     format, prefix = _choose_prefix(tensors, prefer, prefix, family)
-    around = prefix_around(prefix)  # where a head is
+    around = find_outer_prefix(prefix)  # where a head is
     short = {key: key.removeprefix(prefix if key.startswith(prefix) else around) for key in tensors}
     names = {short[key] for key in tensors if key.startswith(prefix)}
     format = _tell_apart(format, names, set(short.values()), keeps_norm)
@@ -182,7 +182,7 @@ def extract_swin(
     weights.backbone = convert_to_ours(weights.backbone, format)
     _flatten_position_map(weights)
     _note_sizes(weights, read_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
-    check_tables(weights.backbone, weights.windows)
+    check_tables(weights.backbone, weights.window_sizes)
     return weights
 
 
@@ -201,7 +201,7 @@ def _choose_prefix(
         )
     if asked is not None:
         asked = f'{asked.rstrip(".")}.'.lstrip('.')
-        for candidate in (asked, without_wrappers(asked)):
+        for candidate in (asked, remove_wrappers(asked)):
             inside = [name.removeprefix(candidate) for name in names if name.startswith(candidate)]
             format = find_formats(inside).get('')
             if format is not None and family in (None, format.family):
@@ -215,27 +215,27 @@ def _note_window(weights: SwinWeights, name: str, table: Tensor) -> None:
     """Store the window of an index table or of a table of coordinates."""
     window = None
     if name.endswith('relative_position_index'):
-        name, window = name.replace('_index', '_bias_table'), window_of_index(table)
+        name, window = name.replace('_index', '_bias_table'), infer_window_of_index(table)
     elif name.endswith('relative_coords_table') and table.dim() == 4 and table.numel():
         rows, columns = table.shape[1:3]
-        weights.windows.setdefault(name.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
-        pretrained_window = window_of_coordinates(table)
+        weights.window_sizes.setdefault(name.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
+        pretrained_window = infer_window_of_coordinates(table)
         if pretrained_window:
-            weights.pretrained_windows[name.replace('relative_coords_table', 'logit_scale')] = pretrained_window
+            weights.pretrained_window_sizes[name.replace('relative_coords_table', 'logit_scale')] = pretrained_window
     if window:
-        weights.windows[name] = window
+        weights.window_sizes[name] = window
 
 
 def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
     """Store the sizes of the metadata. They override those of index tables."""
-    for name, windows, stored in (
-        (BIAS_TABLE, weights.windows, sizes.windows),
-        (LOGIT_SCALE, weights.pretrained_windows, sizes.pretrained_windows),
+    for name, window_sizes, stored in (
+        (BIAS_TABLE, weights.window_sizes, sizes.window_sizes),
+        (LOGIT_SCALE, weights.pretrained_window_sizes, sizes.pretrained_window_sizes),
     ):
         for key in weights.backbone:
             block = re.match(r'stages\.(\d{1,3})\.blocks\.\d+\.', key)
             if block and (window := dict(enumerate(stored)).get(int(block[1]))):
-                windows[f'{block[0]}{name}'] = window
+                window_sizes[f'{block[0]}{name}'] = window
     weights.map_size = sizes.map_size or weights.map_size
 
 
@@ -281,7 +281,7 @@ def ends_in_classifier(backbone_names: Collection[str], all_names: Container[str
     return norms <= {max(stages, default=-1)} and ('head.fc.weight' in all_names or 'mask_token' in backbone_names)
 
 
-def prefix_around(prefix: str) -> str:
+def find_outer_prefix(prefix: str) -> str:
     """Return the prefix of the model around a backbone: `model.` for `model.backbone.`."""
     return ''.join(prefix.rstrip('.').rpartition('.')[:2])
 

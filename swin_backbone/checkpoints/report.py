@@ -8,7 +8,7 @@ from ..checks import list_first
 
 # Reasons to ignore a weight
 UNKNOWN, OUTSIDE, COMPUTED = 'no part of a Swin backbone', 'outside the backbone', 'index tables and masks'
-NO_TARGET, NO_OUTPUT = 'the backbone has no such weight', 'norms of outputs that the backbone does not emit'
+NOT_IN_BACKBONE, NO_OUTPUT = 'the backbone has no such weight', 'norms of outputs that the backbone does not emit'
 _logger = getLogger(__name__)
 
 
@@ -61,17 +61,17 @@ class LoadReport:
         _logger.info(str(self))
         warnings = [*self.warnings]
         if self.missing:
-            warnings.append(f'Left at their initialisation: {", ".join(self.missing)}{self._other_names(self.missing)}')
+            warnings.append(f'Left at their initialisation: {", ".join(self.missing)}{self._list_others(self.missing)}')
         elsewhere = [name for name in self.missing_elsewhere if name not in self.other_shapes]
         if elsewhere:
-            names = f'{list_first(elsewhere)}{self._other_names(elsewhere)}'
+            names = f'{list_first(elsewhere)}{self._list_others(elsewhere)}'
             warnings.append(f'Outside the backbone, not in the checkpoint: {names}')
         for warning in warnings:
             _logger.warning(warning)
         for note in self.notes:
             _log_once(note)
 
-    def _other_names(self, missing: list[str]) -> str:
+    def _list_others(self, missing: list[str]) -> str:
         names = [self.renamed[name] for name in missing if name in self.renamed]
         return f'. Under unknown names the checkpoint has weights of these shapes: {list_first(names)}' if names else ''
 

@@ -12,7 +12,7 @@ from ..sizes import Size, format_size, num_offsets
 from .errors import CheckpointError
 
 
-def window_or_target(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
+def choose_window_size(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
     """Return the window of a relative position bias table.
 
     Args:
@@ -23,7 +23,7 @@ def window_or_target(table_Rh: Tensor, known: Optional[Size], target: Size) -> S
         CheckpointError: if the table is for an unknown rectangle.
     """
     rows = table_Rh.shape[0]
-    window = known or (target if rows == num_offsets(target) else window_of_table(table_Rh))
+    window = known or (target if rows == num_offsets(target) else infer_square(table_Rh))
     if window is None:
         raise CheckpointError(
             f'a relative position bias table of {rows} rows is for no square window, and for which rectangle it '
@@ -39,12 +39,12 @@ def resize_table(table_Rh: Tensor, source: Size, target: Size) -> tuple[Tensor, 
     """
     if source == target:
         return table_Rh, ''
-    resized = _in_float32(resize_relative_position_bias_table, table_Rh, source, target)
+    resized = _resize_wide(resize_relative_position_bias_table, table_Rh, source, target)
     return resized, f'bias tables from window {format_size(source)} to {format_size(target)}'
 
 
-def map_size_or_target(embedding_1TC: Tensor, known: Optional[Size], target: Size) -> Size:
-    """Return the (height, width) patches of an absolute position embedding; see `window_or_target`."""
+def choose_map_size(embedding_1TC: Tensor, known: Optional[Size], target: Size) -> Size:
+    """Return the (height, width) patches of an absolute position embedding; see `choose_window_size`."""
     tokens, side = embedding_1TC.shape[1], math.isqrt(embedding_1TC.shape[1])
     size = known or (target if tokens == math.prod(target) else (side, side))
     if math.prod(size) != tokens:
@@ -59,7 +59,7 @@ def resize_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> tuple
     """Resize an absolute position embedding to `target` (height, width) patches; see `resize_table`."""
     if source == target:
         return embedding_1TC, ''
-    resized = _in_float32(resize_absolute_position_embedding, embedding_1TC, source, target)
+    resized = _resize_wide(resize_absolute_position_embedding, embedding_1TC, source, target)
     return resized, f'position embedding from {format_size(source)} to {format_size(target)}'
 
 
@@ -82,7 +82,7 @@ def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, st
     return adapted, f'patch embedding from {old} to {channels} channels'
 
 
-def index_of_window(window_size: Size) -> Tensor:
+def make_index_table(window_size: Size) -> Tensor:
     """Return the `relative_position_index` of a window: the row of the bias table for query and key, (N, N)."""
     (height, width), place_N = window_size, torch.arange(math.prod(window_size))
     row_N, column_N = place_N // width, place_N % width
@@ -90,7 +90,7 @@ def index_of_window(window_size: Size) -> Tensor:
     return rows * (2 * width - 1) + columns
 
 
-def window_of_index(index: Tensor) -> Optional[Size]:
+def infer_window_of_index(index: Tensor) -> Optional[Size]:
     """Return the window of a `relative_position_index`, (N, N) or flat, of N = height x width places.
 
     None for no such index, and for a window of one row or column: 1xN and Nx1 have equal indices.
@@ -106,7 +106,7 @@ def window_of_index(index: Tensor) -> Optional[Size]:
     return None
 
 
-def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
+def infer_window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
     """Return the window that scales the offsets in the `relative_coords_table` of a Swin V2."""
     if table_1YX2.dim() != 4 or table_1YX2.shape[-1] != 2 or not table_1YX2.numel() or table_1YX2.is_complex():
         return None
@@ -118,13 +118,13 @@ def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
     return window[0], window[1]
 
 
-def window_of_table(table_Rh: Tensor) -> Optional[Size]:
+def infer_square(table_Rh: Tensor) -> Optional[Size]:
     """Return the square window of a bias table, or None."""
     side = (math.isqrt(table_Rh.shape[0]) + 1) // 2
     return (side, side) if num_offsets((side, side)) == table_Rh.shape[0] else None
 
 
-def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, source: Size, target: Size) -> Tensor:
+def _resize_wide(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, source: Size, target: Size) -> Tensor:
     """Resize in float32 at least, since some devices do not interpolate half precision."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return resize(tensor.to(dtype), source, target).to(tensor.dtype)

@@ -24,7 +24,7 @@ class SwinSizes(NamedTuple):
         return f'width {self.embed_dims}, depths {self.depths} and heads {self.num_heads}'
 
 
-def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
+def find_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
     """Return the sizes of a backbone, 0 for an unknown size."""
     depths: dict[int, int] = {}
     num_heads: dict[int, int] = {}
@@ -32,7 +32,7 @@ def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
         stage, block = int(match[1]), int(match[2])
         depths[stage] = max(depths.get(stage, 0), block + 1)
         if not num_heads.get(stage):  # of the first block that has the weight
-            num_heads[stage] = _num_heads(weights.get(BLOCK_PATTERN.sub(match[0], MARKERS[family])), family)
+            num_heads[stage] = _find_num_heads(weights.get(BLOCK_PATTERN.sub(match[0], MARKERS[family])), family)
     stages = range(max(depths, default=-1) + 1)
     projection = weights.get(PROJECTION)
     width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
@@ -41,7 +41,7 @@ def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
     )
 
 
-def _num_heads(marker: Optional[Tensor], family: str) -> int:
+def _find_num_heads(marker: Optional[Tensor], family: str) -> int:
     """Return the heads of a weight (offsets, heads) of Swin V1, (heads, 1, 1) of V2, (heads N, N, 1) of Swin-MLP."""
     if marker is None or marker.dim() < 2 or not marker.shape[1]:
         return 0

@@ -17,8 +17,8 @@ SIZES_KEY = 'swin_backbone'  # key of the sizes in the metadata of a backbone
 class StoredSizes(NamedTuple):
     """Sizes in the metadata. None where the metadata has no valid size."""
 
-    windows: tuple[Optional[Size], ...] = ()  # of each stage
-    pretrained_windows: tuple[Optional[Size], ...] = ()  # of each stage of Swin V2; stored as 'scaled_by'
+    window_sizes: tuple[Optional[Size], ...] = ()  # of each stage
+    pretrained_window_sizes: tuple[Optional[Size], ...] = ()  # of each stage of Swin V2; stored as 'scaled_by'
     map_size: Optional[Size] = None  # patches of the position embedding
 
 
@@ -38,11 +38,11 @@ def read_sizes(metadata: Any) -> StoredSizes:
     if not isinstance(sizes, Mapping):
         return StoredSizes()
     lists = [sizes.get(key) for key in ('window_size', 'scaled_by')]
-    windows, pretrained = (tuple(map(_size, entry)) if isinstance(entry, (list, tuple)) else () for entry in lists)
-    return StoredSizes(windows, pretrained, _size(sizes.get('map_size')))
+    used, pretrained = (tuple(map(_read_size, entry)) if isinstance(entry, (list, tuple)) else () for entry in lists)
+    return StoredSizes(used, pretrained, _read_size(sizes.get('map_size')))
 
 
-def _size(size: Any) -> Optional[Size]:
+def _read_size(size: Any) -> Optional[Size]:
     is_size = isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
     return size if is_size else None
 
@@ -70,7 +70,7 @@ def check_stored_sizes(
     sizes = read_sizes(metadata)
     pairs = [
         (f'stages.{stage}.blocks.0.{weight}', window, backbone.window_size[stage])
-        for stage, window in enumerate(sizes.windows[: len(backbone.stages)])
+        for stage, window in enumerate(sizes.window_sizes[: len(backbone.stages)])
         for weight in (BIAS_TABLE, SPATIAL_MLP)
     ]
     parameters = dict(backbone.named_parameters())

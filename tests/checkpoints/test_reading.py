@@ -194,13 +194,13 @@ def test_threads_read_at_the_same_time(tmp_path):
 def test_a_list_of_globals_that_torch_is_told_to_keep(tmp_path, monkeypatch):
     """Under torch's variable, torch reads with its own globals alone."""
     monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '1')
-    reading._only_weights.cache_clear()
+    reading._make_load_arguments.cache_clear()
     write(tmp_path / 'weights.pth', 'zip', {'epoch': 1})
     assert read_checkpoint(tmp_path / 'weights.pth')['meta'] == {'epoch': 1}
     write(tmp_path / 'weights.pth', 'zip', np.arange(3))
     with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
         read_checkpoint(tmp_path / 'weights.pth')
-    reading._only_weights.cache_clear()
+    reading._make_load_arguments.cache_clear()
 
 
 @pytest.mark.parametrize('protocol', [2, 4, 5])

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...checkpoints.recognise import extract_swin, tensors_of
-from ...checkpoints.resize import resize_table, window_of_table
+from ...checkpoints.recognise import extract_swin, find_tensors
+from ...checkpoints.resize import infer_square, resize_table
 from ...positions import log_spaced_coordinates
 from ...sizes import Size
 
@@ -31,7 +31,7 @@ def find_bias_tables(
     Raises:
         ValueError: if the checkpoint has no such block or no Swin, or its window is unknown.
     """
-    weights = extract_swin(tensors_of(loaded))
+    weights = extract_swin(find_tensors(loaded))
     prefix = f'stages.{stage - 1}.blocks.{block - 1}.attn.w_msa.'
     weights_of_block = {
         name.removeprefix(prefix): value for name, value in weights.backbone.items() if name.startswith(prefix)
@@ -40,10 +40,10 @@ def find_bias_tables(
         raise ValueError(f'the checkpoint has no block {block} in a stage {stage}')
     is_v1 = 'relative_position_bias_table' in weights_of_block
     name = 'relative_position_bias_table' if is_v1 else 'logit_scale'
-    windows = weights.windows if is_v1 else weights.pretrained_windows
+    windows = weights.window_sizes if is_v1 else weights.pretrained_window_sizes
     window = window_size or windows.get(prefix + name)
     if window is None and is_v1:
-        window = window_of_table(weights_of_block[name])
+        window = infer_square(weights_of_block[name])
     if window is None:
         raise ValueError('the checkpoint does not name the window of its training: give window_size')
     target = target or (2 * window[0], 2 * window[1])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...checkpoints.damage import check_finite
 from ...checkpoints.errors import CheckpointError
-from ...checkpoints.load import adapt_weights, backbones_of
+from ...checkpoints.load import adapt_weights, find_backbones
 from ...checks import list_first
 from ..configs.class_counts import CLASS_HEADS
 
@@ -71,7 +71,7 @@ def adapt_checkpoint(
         CheckpointError: if a weight is not finite or the backbone does not fit. With `strict`, also if weights are
             missing or have another shape.
     """
-    if backbones_of(model):
+    if find_backbones(model):
         weights, report = adapt_weights(model, loaded, checkpoint)
         report.log()
         shapes = {**{key: tuple(value.shape) for key, value in weights.items()}, **report.other_shapes}
@@ -82,7 +82,7 @@ def adapt_checkpoint(
         shapes = {key: tuple(value.shape) for key, value in weights.items()}
     if strict:
         _check_shapes(model, shapes, loaded, checkpoint, hint)
-    return weights if backbones_of(model) else None
+    return weights if find_backbones(model) else None
 
 
 def _check_shapes(
