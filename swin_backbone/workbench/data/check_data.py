@@ -190,8 +190,9 @@ def _add_annotations(
     if is_evaluated:
         check.errors.update(annotations.in_evaluation, path)
     check.warnings.update(annotations.warnings, path)
-    check.warnings.update(find_class_warnings(annotations.objects, is_trained_on))
-    if not any(annotations.objects.values()):
+    if any(annotations.objects.values()):
+        check.warnings.update(find_class_warnings(annotations.objects, is_trained_on))
+    else:
         (check.errors if is_trained_on else check.warnings).add('annotation files without objects', path)
 
 

@@ -59,7 +59,7 @@ def find_class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: 
         scored: name of the data in a warning, without `is_trained_on`: 'validation' or 'test'.
     """
     faults = Faults()
-    for name, count in counts.items() if any(counts.values()) else ():
+    for name, count in counts.items():
         letters = re.sub(r'\d', '', name)
         frequent = [
             other

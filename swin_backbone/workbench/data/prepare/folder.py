@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
-from ....checks import DataError
+from ....checks import DataError, list_first
 from ....outputs import RESULTS_MARK
 from ..text_files import read_text
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
+NAMES_SHOWN = 12  # in an error
 HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
 LABELME_MARKS = ['__ignore__', '_background_']  # the first names of labelme's labels.txt; the first has the value -1
@@ -77,6 +78,12 @@ class DataFolder(NamedTuple):
             return dict(enumerate(map(str, self.given_classes))), '--classes'
         path = find_class_file((self.root, self.ann_root, *folders))
         return (None, '') if path is None else (read_class_file(path, may_have_gaps), str(path))
+
+    def refuse_other_names(self, names: Sequence[str], where: Union[str, Path]) -> None:
+        """Raise DataError if the command line has other names of classes than a file that always has names."""
+        if self.given_classes and [*map(str, self.given_classes)] != [*names]:
+            shown = list_first(names, NAMES_SHOWN)
+            raise DataError(f'--classes names classes that no file names, and {where} names {shown}: leave it out')
 
     def read_labelmap(self) -> dict[str, Optional[int]]:
         """Return the colours of the classes in the first labelmap.txt: see `read_labelmap`; {} without a file."""

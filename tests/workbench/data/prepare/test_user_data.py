@@ -141,6 +141,23 @@ def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
     record_fault('bad_data')
 
 
+def test_validation_data_without_an_object_are_a_line(own, record_fault):
+    with edited_json(own / 'val.json') as coco:
+        coco['annotations'].clear()
+    lines = index_user_data(own).lines
+    assert '  warning     classes without validation data, which have no score: 2, as nut; bolt' in lines
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize('form', ['coco', 'yolo'])
+def test_names_of_a_command_line_do_not_replace_those_of_the_data(form, tmp_path, record_fault):
+    root = layouts.made(form, tmp_path)
+    index_user_data(root, classes=['nut', 'bolt'])
+    with pytest.raises(DataError, match=r'^--classes names classes that no file names, and .* names nut, bolt: leave'):
+        index_user_data(root, classes=['bolt'])
+    record_fault('bad_data')
+
+
 def test_pictures_that_are_not_there_are_a_line(own, record_fault):
     """They are not those of the same name of another split."""
     (own / 'images' / 'val' / '1.png').unlink()

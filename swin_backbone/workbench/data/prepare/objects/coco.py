@@ -60,6 +60,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     _join_categories([*contents.values()])
     names = [str(category['name']) for category in contents['train']['categories']]
     require_distinct(names, paths[0])
+    folder.refuse_other_names(names, paths[0])
     strays = Faults()
     by_split = {split: _group_images(content, strays) for split, content in contents.items()}
     categories = {split: content['categories'] for split, content in contents.items()}

@@ -61,6 +61,8 @@ def read(folder: DataFolder) -> Optional[Records]:
         numbered, source = folder.read_class_names(sorted(folders))
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
+    else:
+        folder.refuse_other_names(names, yaml_path)
     lists, lines = _read_lists(folder, yaml_path, settings)
     given_split = GivenSplit(lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
     pose_length = math.prod(settings.get('kpt_shape') or [0])
