@@ -7,7 +7,7 @@ from helpers.kernels import refusal
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.kernels.triton.attend import plan_attention
+from swin_backbone.kernels.triton.plans import plan_attention
 from swin_backbone.models.windows import Windows
 
 BACKENDS = ['native', 'torch', 'triton']
