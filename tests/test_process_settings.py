@@ -80,7 +80,7 @@ def test_a_loader_reads_safely_while_another_thread_loads_by_torch(tmp_path):
     original, inside = torch.load, threading.Event()
     torch.save(dict(state_dict={}), tmp_path / 'a.pth')
 
-    @loading._read_safely
+    @loading._make_safe
     def load(path, fails):
         inside.set()
         checkpoint = torch.load(path)

@@ -135,7 +135,7 @@ class Model:
         """
         from .job import test
 
-        return test(self._job_for('test'), self._require_checkpoint('test'))
+        return test(self._make_job('test'), self._require_checkpoint('test'))
 
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
@@ -153,7 +153,7 @@ class Model:
         """
         from .job import report
 
-        return report(self._job_for('report'), self._require_checkpoint('report'), out_dir, compare, overwrite)
+        return report(self._make_job('report'), self._require_checkpoint('report'), out_dir, compare, overwrite)
 
     def predict(
         self,
@@ -203,7 +203,7 @@ class Model:
 
         reason = 'is for tests and predictions: an export takes a model loaded without it'
         refuse_options(self._options, ('amp', 'precision', 'compile', 'allow_missing'), reason)
-        return export(self._job_for('export'), self._require_checkpoint('export'), Path(out), format, **settings)
+        return export(self._make_job('export'), self._require_checkpoint('export'), Path(out), format, **settings)
 
     @property
     def _predictor(self) -> Any:
@@ -213,10 +213,10 @@ class Model:
             if self.cfg is None:
                 self._cached_predictor = open_exported(self._config, self._options)
             else:
-                self._cached_predictor = open_predictor(self._job_for('predict'), self.checkpoint)
+                self._cached_predictor = open_predictor(self._make_job('predict'), self.checkpoint)
         return self._cached_predictor
 
-    def _job_for(self, action: str) -> Job:
+    def _make_job(self, action: str) -> Job:
         from .job import Job
 
         options = Options(**{name: getattr(self._options, name) for name in OPTIONS_AFTER_COMBINE.split()})

@@ -108,8 +108,8 @@ def _find_metric(cfg: Config) -> dict[str, str]:
         return dict(monitor=best, rule=rule) if rule else dict(monitor=best)
     for _, metric in list_metric_configs(cfg, 'val'):
         if type_name(metric) in MAIN_METRICS:
-            shown = 'bbox' if 'bbox' in metric.get('metric', 'bbox') else 'segm'
-            return dict(monitor=MAIN_METRICS[type_name(metric)].format(shown))
+            kind = 'bbox' if 'bbox' in metric.get('metric', 'bbox') else 'segm'
+            return dict(monitor=MAIN_METRICS[type_name(metric)].format(kind))
     raise ConfigError(
         '--patience watches a metric of the validation: name it by --cfg-options '
         '+default_hooks.checkpoint.save_best=NAME'
@@ -119,29 +119,29 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 # --- the learning rate ------------------------------------------------------------------------------------------------
 
 
-# The rate does not follow the batch: docs/measurements/training.md compares three rules
+# The rate does not follow the batch size: docs/measurements/training.md compares three rules
 def describe_lr(cfg: Config, world_size: int = 1, is_set_by_user: bool = False) -> str:
-    """Return a line with the learning rate; no hint if `is_set_by_user`, and '' without one optimizer and a batch."""
+    """Return a line with the learning rate, with a hint unless it is the user's; '' without optimizer or batch size."""
     optimizer = _find_optimizer(cfg)
-    batch = (cfg.get('train_dataloader') or {}).get('batch_size')
-    if optimizer is None or not isinstance(batch, int):
+    batch_size = (cfg.get('train_dataloader') or {}).get('batch_size')
+    if optimizer is None or not isinstance(batch_size, int):
         return ''
-    pictures = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
+    num_pictures = batch_size * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)
     base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
-    line = f'learning rate {optimizer.lr:g}, {pictures} pictures per step'
-    if is_set_by_user or base in (None, pictures):
+    line = f'learning rate {optimizer.lr:g}, {num_pictures} pictures per step'
+    if is_set_by_user or base in (None, num_pictures):
         return line
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
     return f'{line}; the config has it for {base} pictures: {hint}'
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:
-    """Let mmengine scale the learning rate in proportion to the batch: `--auto-scale-lr` of the toolboxes.
+    """Let mmengine scale the learning rate in proportion to the batch size: `--auto-scale-lr` of the toolboxes.
 
     mmengine ignores accumulated gradients, so the base is divided by their number.
 
     Raises:
-        ConfigError: if the config does not name the batch of its learning rate.
+        ConfigError: if the config does not name the batch size of its learning rate.
     """
     base = get_setting(cfg, 'auto_scale_lr.base_batch_size')
     if base is None:
@@ -191,8 +191,8 @@ def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: 
     length_key = 'max_epochs' if by_epoch else 'max_iters'
     if not isinstance(loop.get(length_key), int):
         raise ConfigError('a schedule needs train_cfg.max_epochs or max_iters, and the config has neither')
-    batch = cfg.train_dataloader.get('batch_size') or 1
-    iters_per_epoch = max(1, math.ceil(num_pictures / (batch * world_size)))
+    batch_size = cfg.train_dataloader.get('batch_size') or 1
+    iters_per_epoch = max(1, math.ceil(num_pictures / (batch_size * world_size)))
     old = loop[length_key]
     new = old if epochs is None else epochs if by_epoch else epochs * iters_per_epoch
     factor = new / old
@@ -283,9 +283,9 @@ def _scale_intervals(cfg: Config, loop: ConfigDict, length: _NewLength, multiple
     if loop.get('dynamic_intervals'):
         loop.dynamic_intervals = [(round(at * length.factor), scale(every)) for at, every in loop.dynamic_intervals]
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
-    saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
-    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == length.by_epoch:
-        checkpoint.interval = scale(saves)
+    save_interval = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
+    if isinstance(save_interval, int) and save_interval > 0 and checkpoint.get('by_epoch', True) == length.by_epoch:
+        checkpoint.interval = scale(save_interval)
         if 'save_begin' in checkpoint:
             checkpoint.save_begin = min(round(checkpoint.save_begin * length.factor), length.total)
 

@@ -109,8 +109,8 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
     if not isinstance(loop, ResumableLoop):
         runner.logger.info(f'{type(loop).__name__} is a foreign loop: its random numbers are not resumed exactly.')
         return []
-    state = meta.get('exact_resume')
-    if state is None:
+    position = meta.get('exact_resume')
+    if position is None:
         loop.batches_done = meta['iter'] if isinstance(loop, ResumableIterLoop) else 0
         runner.logger.warning(
             'The checkpoint has no position in the data, as of mmengine itself: training continues with the weights '
@@ -118,9 +118,9 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
         )
         return []
     units = _find_units(runner)
-    saved_units = {key: state[key] for key in units}
+    saved_units = {key: position[key] for key in units}
     changes = list(_describe_differences(saved_units, units))
-    batches = state['batches_done']
+    batches = position['batches_done']
     if changes:
         if saved_units['by_epoch'] != units['by_epoch']:
             batches = meta['iter']
@@ -136,13 +136,13 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> list[str]:
                 meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
     loop.batches_done = batches
-    loop.validated_iter = state['validated_iter']
-    for hook, stopping in zip(_list_stopping_hooks(runner), state['stopping']):
+    loop.validated_iter = position['validated_iter']
+    for hook, stopping in zip(_list_stopping_hooks(runner), position['stopping']):
         hook.best_score, hook.wait_count = stopping
-    if state['sampler_seed'] is not None and hasattr(_find_sampler(runner), 'seed'):
-        _find_sampler(runner).seed = state['sampler_seed']
-    if state['gradients'] is not None and not changes:
-        gradients = state['gradients'][get_rank()]
+    if position['sampler_seed'] is not None and hasattr(_find_sampler(runner), 'seed'):
+        _find_sampler(runner).seed = position['sampler_seed']
+    if position['gradients'] is not None and not changes:
+        gradients = position['gradients'][get_rank()]
         for name, parameter in _unwrap(runner.model).named_parameters():
             if name in gradients:
                 parameter.grad = gradients[name].to(parameter.device)

@@ -12,7 +12,7 @@ from ..data.seeds import STEP, seed_rng
 
 
 class ResumableLoop(BaseLoop):
-    """What both loops share."""
+    """What `ResumableEpochLoop` and `ResumableIterLoop` share."""
 
     batches_done = 0  # in this epoch or, in a loop of iterations, in the whole training
     validated_iter = -1  # iteration of the last finished validation
@@ -94,7 +94,7 @@ def _awaits_validation(loop: Any) -> bool:
 
 
 class _Batches:
-    """The loop's iterator. mmengine's iterator loads all earlier batches.
+    """The iterator of a `ResumableIterLoop`. mmengine's own loads all earlier batches.
 
     Args:
         skipped: number of earlier batches.

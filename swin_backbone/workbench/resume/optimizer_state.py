@@ -28,8 +28,8 @@ def load_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> None:
             f'in {len(own_sizes)}: model or optimizer differ'
         )
     state['state'] = saved['state']
-    for group, before in zip(state['param_groups'], saved['param_groups']):
-        group['params'] = before['params']
+    for group, saved_group in zip(state['param_groups'], saved['param_groups']):
+        group['params'] = saved_group['params']
     if state.get('loss_scaler') and saved.get('loss_scaler'):
         state['loss_scaler'].update({name: saved['loss_scaler'][name] for name in ('scale', '_growth_tracker')})
     wrapper.load_state_dict(state)

@@ -62,7 +62,7 @@ def build_runner(
     return runner
 
 
-def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
+def run_loop(runner: Runner, phase: Literal['train', 'test']) -> Any:
     """Train or test.
 
     Returns:
@@ -76,8 +76,8 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     progress = ProgressHook()
     runner.register_hook(progress, priority='VERY_LOW')
     try:
-        with _explain_lost_peers('; --resume goes on from the last checkpoint' if what == 'train' else ''):
-            return runner.train() if what == 'train' else runner.test()
+        with _explain_lost_peers('; --resume goes on from the last checkpoint' if phase == 'train' else ''):
+            return runner.train() if phase == 'train' else runner.test()
     except Exception as error:
         if progress.phase in progress.worked or isinstance(error, RUN_ERRORS):
             raise

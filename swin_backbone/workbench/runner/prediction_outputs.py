@@ -56,7 +56,7 @@ def write_outputs(
     Raises:
         FileExistsError: if an output exists. See `check_outputs`.
     """
-    segments = cfg.get('default_scope') == 'mmseg'
+    is_segmentor = cfg.get('default_scope') == 'mmseg'
     hooks = []
     with ExitStack() as stack:
 
@@ -70,7 +70,7 @@ def write_outputs(
             enable_drawing(cfg, outputs.show, show_dir, outputs.wait_time)
         if show_dir and cfg.get('default_scope') == 'mmdet':
             hooks.append(UniqueFileNamesHook(with_suffix=True))
-        if outputs.out and segments:
+        if outputs.out and is_segmentor:
             hooks += [UniqueFileNamesHook(with_suffix=False), WriteLabelsHook(claim(outputs.out), outputs.first_label)]
         elif outputs.out:
             out = Path(outputs.out)

@@ -13,8 +13,8 @@ from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
 from ...openmmlab.compat import download_by, list_checkpoint_loaders
 
-# Configs as text. mmengine's Runner and Inferencer run them as Python.
-CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
+# Places of configs as text, which mmengine's Runner and Inferencer run as Python
+CONFIG_KEYS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
 
 
 def install_checkpoint_loaders(unsafe: bool = False) -> None:
@@ -23,7 +23,7 @@ def install_checkpoint_loaders(unsafe: bool = False) -> None:
     Covered are `resume` and `load_from` of the Runner, and `init_cfg=dict(type='Pretrained')` of any module. (The OneDL
     release of mmengine falls back to unsafe loading if safe loading fails.) Loaders of 'open-mmlab://', 's3://' and
     further schemes stay. While they run, `torch.load` reads as `read_checkpoint`, and this package's loader downloads
-    http addresses. Configs are left out: see `without_code`.
+    http addresses. Configs are left out: see `remove_configs`.
 
     Args:
         unsafe: let pickles run code, as --unsafe-load of the tools.
@@ -34,7 +34,7 @@ def install_checkpoint_loaders(unsafe: bool = False) -> None:
     download_by(load_from_file_or_address)
     for prefix, loader in list_checkpoint_loaders().items():
         if prefix not in schemes and not hasattr(loader, '__wrapped__'):
-            CheckpointLoader.register_scheme(prefix, _read_safely(loader), force=True)
+            CheckpointLoader.register_scheme(prefix, _make_safe(loader), force=True)
 
 
 def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any) -> Any:
@@ -43,7 +43,7 @@ def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any)
     Raises:
         CheckpointError: see `read_checkpoint`; also if the file contains no dict.
     """
-    checkpoint = without_code(read_checkpoint(filename, map_location))
+    checkpoint = remove_configs(read_checkpoint(filename, map_location))
     if not isinstance(checkpoint, dict):
         raise CheckpointError(
             f'checkpoint {filename!r}: a dict of weights was expected, it is a {type(checkpoint).__name__}'
@@ -51,14 +51,14 @@ def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any)
     return checkpoint
 
 
-def without_code(checkpoint: Any) -> Any:
+def remove_configs(checkpoint: Any) -> Any:
     """Remove the configs from a checkpoint, in place, because mmengine runs them as Python.
 
     With the tools' --unsafe-load they stay.
     """
     if are_checkpoints_trusted():
         return checkpoint
-    for *path, name in CONFIGS:
+    for *path, name in CONFIG_KEYS:
         holder = checkpoint
         for key in path:
             holder = holder.get(key) if isinstance(holder, dict) else None
@@ -70,7 +70,7 @@ def without_code(checkpoint: Any) -> Any:
 _replacing = threading.RLock()
 
 
-def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
+def _make_safe(loader: Callable[..., Any]) -> Callable[..., Any]:
     """Let `torch.load` read as `read_checkpoint` does while a loader runs, also with weights_only=False.
 
     Other threads keep torch's function, and run these loaders in turn.
@@ -87,7 +87,7 @@ def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
             load_of_torch = torch.load
             torch.load = load_of_this_thread
             try:
-                return without_code(loader(*args, **kwargs))
+                return remove_configs(loader(*args, **kwargs))
             finally:
                 torch.load = load_of_torch
 

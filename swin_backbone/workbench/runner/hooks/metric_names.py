@@ -36,7 +36,7 @@ class MetricNamesHook(Hook):
         looked_for = ', '.join(name for _, name in named)
         runner.logger.info(f'Trial validation of one picture, to check the names of metrics: {looked_for}')
         try:
-            metrics = _trial_metrics(runner)
+            metrics = _compute_trial_metrics(runner)
         except Exception as error:  # no error here stops a training
             runner.logger.info(f'The validation of one picture failed: {describe_error(error)}')
             return
@@ -71,7 +71,7 @@ def _iter_named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
             yield f'monitor of {type(scheduler).__name__}', scheduler.monitor
 
 
-def _trial_metrics(runner: Runner) -> dict[str, float]:
+def _compute_trial_metrics(runner: Runner) -> dict[str, float]:
     loader = runner.val_loop.dataloader
     evaluator = copy.copy(runner.val_loop.evaluator)
     evaluator.metrics = [_copy_metric(metric) for metric in evaluator.metrics]

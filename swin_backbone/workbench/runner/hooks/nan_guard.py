@@ -72,7 +72,7 @@ class NonFiniteGuardHook(Hook):
 
         @wraps(step)  # keeps the attribute that schedules put on `step`
         def step_if_finite(**kwargs: Any) -> None:
-            loss_is_finite, gradient_is_finite = _all_ranks(self.loss_flags, _check_gradients(wrapper))
+            loss_is_finite, gradient_is_finite = _reduce_flags(self.loss_flags, _flag_gradients(wrapper))
             self.loss_flags.clear()
             if loss_is_finite and gradient_is_finite:
                 self.skipped_in_a_row = 0
@@ -137,7 +137,7 @@ class NonFiniteGuardHook(Hook):
             )
 
 
-def _all_ranks(*lists: list[Tensor]) -> list[bool]:
+def _reduce_flags(*lists: list[Tensor]) -> list[bool]:
     """Return for each list whether all its flags are true on all ranks. A call waits once for the device."""
     device = next((flag.device for flags in lists for flag in flags), None)
     true = torch.ones((), dtype=torch.int32, device=device)
@@ -146,7 +146,7 @@ def _all_ranks(*lists: list[Tensor]) -> list[bool]:
     return are_true.bool().tolist()
 
 
-def _check_gradients(wrapper: OptimWrapper) -> list[Tensor]:
+def _flag_gradients(wrapper: OptimWrapper) -> list[Tensor]:
     """Return whether the norm of all gradients is finite, as one flag; without gradients, no flag."""
     gradients = [
         parameter.grad

@@ -33,8 +33,8 @@ class ValLossHook(Hook):
     A copy of the model, which shares the parameters, computes the losses without gradients. Dropout, drop path and
     batch norm are as in validation. Modules with a method `loss` are in training mode, because detectors and heads
     return other outputs then. Every validation draws the same random numbers, and the training's generators keep
-    their state. The mean over the set weighs a batch by its pictures. The batch is that of the training; mmseg's is 1,
-    because its pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses, as
+    their state. The mean over the set weighs a batch by its pictures. The batch size is that of the training; 1 for
+    mmseg, whose pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses, as
     does a data set whose config has no pipeline.
 
     In a run of several processes, an error of one ends the losses of all. A process that another one waits for longer
@@ -60,10 +60,10 @@ class ValLossHook(Hook):
             base.pipeline = Compose(make_loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
             base.data_guard.install(base)
         is_mmseg = runner.cfg.get('default_scope') == 'mmseg'
-        batch = 1 if is_mmseg else runner.cfg.train_dataloader.get('batch_size', 1)
+        batch_size = 1 if is_mmseg else runner.cfg.train_dataloader.get('batch_size', 1)
         indices = list(range(runner.rank, len(dataset), runner.world_size))
-        batches = [indices[start : start + batch] for start in range(0, len(indices), batch)]
-        num_batches = len(range(0, len(dataset), batch * runner.world_size))  # in the first process, which has the most
+        batches = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
+        num_batches = len(range(0, len(dataset), batch_size * runner.world_size))  # the first process has the most
         self.num_pictures = len(indices)
         if runner.world_size > 1:  # a group of its own, because a loss may wait in the group of the training
             self.group = distributed.new_group(backend='gloo', timeout=self.timeout)
@@ -103,8 +103,8 @@ class ValLossHook(Hook):
     def _sum_losses(self, runner: Runner) -> Counter[str]:
         """Return the number of pictures of this process, and the sum of each loss over them.
 
-        Processes may wait for each other in the losses, as detectors that share a number of objects do. So they begin a
-        batch together, after each has loaded it, and all have as many.
+        Processes may wait for each other in the losses, as detectors that share a number of objects do. So all have an
+        equal number of batches, and begin each together, once all have loaded theirs.
 
         Raises:
             ValueError: in all processes, if one cannot load a batch or compute its losses.
@@ -113,7 +113,7 @@ class ValLossHook(Hook):
         errors: list[str] = []
         sums: Counter[str] = Counter()
         batches = iter(self.loader or ())
-        left = self.num_pictures
+        num_left = self.num_pictures
         with collect_error(errors):
             model = _copy_for_losses(runner.model)
         for _ in range(len(self.loader or ())):
@@ -124,10 +124,10 @@ class ValLossHook(Hook):
                 with runner.optim_wrapper.optim_context(model):
                     losses = model(**data, mode='loss')
                 _, values = model.parse_losses(losses)
-                pictures = min(len(data['inputs']), left)
-                left -= pictures
+                num_pictures = min(len(data['inputs']), num_left)
+                num_left -= num_pictures
                 means = {name: float(value) for name, value in values.items() if 'loss' in name}
-                sums.update({NUM_PICTURES: pictures, **{name: mean * pictures for name, mean in means.items()}})
+                sums.update({NUM_PICTURES: num_pictures, **{name: mean * num_pictures for name, mean in means.items()}})
         self._raise_together(runner, errors)
         return sums
 
@@ -164,10 +164,10 @@ def make_loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, 
         train: data set of the training, with wrappers.
     """
     steps = [step for _, step in iter_parts(train, 'dataset')]
-    labels = [step for index, step in enumerate(steps) if _loads_labels(step) and step not in steps[:index]]
+    loading_steps = [step for index, step in enumerate(steps) if _loads_labels(step) and step not in steps[:index]]
     packs = [step for step in steps if type_name(step).startswith('Pack')]
     middle = [step for step in val[1:-1] if not _loads_labels(step)]
-    return [val[0], *labels, *middle, packs[0] if packs else val[-1]]
+    return [val[0], *loading_steps, *middle, packs[0] if packs else val[-1]]
 
 
 def _loads_labels(step: dict[str, Any]) -> bool:
