@@ -22,6 +22,7 @@ from ....outputs import mark_folder
 from .folder import DataFolder, format_line
 from .index import IndexedSplit, write_index
 from .layouts import LAYOUTS, list_data, read_data
+from .objects.yolo import find_lists
 
 VARIABLE = 'SWIN_BACKBONE_DATA'  # environment variable with the folder of all indices
 DATASET_FILE = 'dataset.json'  # the file of an index that is written last
@@ -139,7 +140,8 @@ def _compute_digest(folder: DataFolder, scope: str) -> str:
     for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # a changed reader of workbench/data reads again
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
-    for path in sorted(files | ({folder.only_file} if folder.only_file else set())):
+    files |= {folder.only_file} if folder.only_file else set()
+    for path in sorted(files | find_lists(folder)):
         try:
             state = os.stat(path)
         except OSError as error:  # a broken link

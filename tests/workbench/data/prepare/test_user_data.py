@@ -61,6 +61,18 @@ def test_names_sizes_and_times_of_all_files_decide(own, change):
     assert index_user_data(own).splits['train'].file != first.splits['train'].file
 
 
+def test_a_changed_list_outside_of_the_folder_gives_another_index(tmp_path):
+    root = layouts.made('yolo', tmp_path)
+    lists = tmp_path / 'lists'
+    lists.mkdir()
+    names = [str(path) for path in sorted((root / 'images').rglob('*.jpg'))]
+    (root / 'data.yaml').write_text(f'train: {lists}/train.txt\nval: {lists}/val.txt\nnames: [nut, bolt]\n')
+    for number in (1, 2):
+        (lists / 'train.txt').write_text('\n'.join(names[number:]))
+        (lists / 'val.txt').write_text('\n'.join(names[:number]))
+        assert index_user_data(root).splits['val'].num_pictures == number
+
+
 def test_equal_data_are_read_once(own, monkeypatch):
     """Also by several processes or threads that start together."""
     calls, find = [], user_data.read_data

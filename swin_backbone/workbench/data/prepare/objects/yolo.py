@@ -18,7 +18,7 @@ from ...text_files import read_text
 from ..folder import DataFolder, format_left_out, format_line, is_yolo, parse_numbers, require_distinct
 from ..pairs import find_pairable_tags, find_tags, without_labels
 from ..records import GivenSplit, PicturesBySplit, Records
-from ..splits import find_split, index_tails, match_lines, read_split_lists
+from ..splits import SPLITS, find_split, index_tails, match_lines, read_split_lists
 from .convert import convert_objects
 from .shapes import Box, find_corners, make_box
 
@@ -156,8 +156,17 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
     return files
 
 
-def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[PicturesBySplit, list[str]]:
-    """Return the pictures of train, val and test of a data.yaml, and lines of the summary."""
+def find_lists(folder: DataFolder) -> set[Path]:
+    """Return the lists of pictures that a data.yaml names, also those outside of the folder."""
+    try:
+        entries = _find_entries(folder, *_read_settings(folder))
+    except DataError:  # `read` raises it
+        return set()
+    return {path for tried in entries.values() for path in chain(*tried.values()) if path.is_file()}
+
+
+def _find_entries(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> dict[str, dict[str, list[Path]]]:
+    """Return the entries of each split of a data.yaml, with the paths that each may be."""
     base = yaml_path.parent
     stated = settings.get('path')
     path = base / str(stated or '')
@@ -168,6 +177,20 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
                 f'pass --data {stated}'
             )
         base = path
+    # Exports of Roboflow have ../train/images, relative to no existing folder
+    return {
+        split: {
+            entry: [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
+            for entry in map(str, value if isinstance(value, list) else [value])
+            if entry not in NO_VALUE
+        }
+        for split in SPLITS
+        for value in [settings.get(split, '')]
+    }
+
+
+def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[PicturesBySplit, list[str]]:
+    """Return the pictures of train, val and test of a data.yaml, and lines of the summary."""
     tails = index_tails(folder.pictures)
     parents = {parent: (folder.root / parent).resolve() for parent in {picture.parent for picture in folder.pictures}}
 
@@ -181,13 +204,9 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
 
     lists: PicturesBySplit = {}
     lines: list[str] = []
-    for split in ('train', 'val', 'test'):
-        value = settings.get(split, '')
-        entries = [str(entry) for entry in (value if isinstance(value, list) else [value]) if entry not in NO_VALUE]
+    for split, entries in _find_entries(folder, yaml_path, settings).items():
         pictures: list[Path] = []
-        for entry in entries:
-            # Exports of Roboflow have ../train/images, relative to no existing folder
-            tried = [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
+        for entry, tried in entries.items():
             matched = next(filter(None, map(find_pictures, tried)), [])
             if not matched and (similar := _find_by_end(entry, split, folder)):
                 matched = find_pictures(similar)
@@ -198,10 +217,10 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
         elif entries and split == 'train':
             raise DataError(
                 f'none of the {len(folder.pictures)} pictures below {folder.root} is among those that `train: '
-                f'{entries[0]}` of {yaml_path} names'
+                f'{next(iter(entries))}` of {yaml_path} names'
             )
         elif entries and split == 'val':
-            lines.append(f'{yaml_path}: `val: {entries[0]}` names no picture below {folder.root}')
+            lines.append(f'{yaml_path}: `val: {next(iter(entries))}` names no picture below {folder.root}')
     return lists, lines
 
 
