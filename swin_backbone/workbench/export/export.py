@@ -38,7 +38,7 @@ from .library_nodes import insert_nodes
 from .picture import Normalise, fix_size
 from .predictor import evaluate_folder
 from .quantize import Feed, iter_dataset_pictures, make_feeds, quantize_onnx, quantize_openvino, read_training_pictures
-from .runtime import MANIFEST, Result, RuntimeModel, file_digest, openvino_core, read_manifest
+from .runtime import MANIFEST, Result, RuntimeModel, compute_digest, get_openvino_core, read_manifest
 
 MAX_SAMPLES, MAX_TRIED = 2, 8  # pictures of a data set for the verification
 
@@ -118,7 +118,7 @@ def export_model(
         threshold=predictor.binary_threshold,
     )
     metric = (lambda folder: evaluate_folder(cfg, folder)) if part == 'model' else lambda folder: {}
-    return write(
+    return write_folder(
         graph,
         out,
         format,
@@ -147,7 +147,7 @@ def build_graph(model: Any, cfg: Config, part: str, shape: Optional[Size], texts
     return build_detector_graph(model, cfg, shape, texts)
 
 
-def write(
+def write_folder(
     graph: Graph,
     out: Path,
     format: str,
@@ -174,14 +174,14 @@ def write(
     with replace_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as scratch:
         fp32_folder = Path(scratch) / 'fp32'
         if is_calibrated:
-            write(graph, fp32_folder, format, 'fp32', meta=meta, reference=reference, samples=samples)
+            write_folder(graph, fp32_folder, format, 'fp32', meta=meta, reference=reference, samples=samples)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
             file = formats.MODEL_FILES[format]
             quantize(fp32_folder / file, folder / file, calibration)
         else:
             write_model(graph, folder, format, precision, operators)
         manifest = {**make_manifest(graph, folder, format, precision), **graph.settings, **(meta or {})}
-        packages = ('torch', *formats.NEEDED[format])
+        packages = ('torch', *formats.PACKAGES[format])
         manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if reference is None:
@@ -252,7 +252,7 @@ def make_manifest(graph: Graph, folder: Path, format: str, precision: str) -> di
         precision=precision,
         task=graph.task,
         file=formats.MODEL_FILES[format] if formats.MODEL_FILES[format] in names else formats.MODEL_FILES['onnx'],
-        sha256={path.name: file_digest(path) for path in files},
+        sha256={path.name: compute_digest(path) for path in files},
         **(dict(library=LIBRARY) if LIBRARY in names else {}),
         inputs=[vars(port) for port in graph.inputs],
         outputs=[vars(port) for port in graph.outputs],
@@ -277,7 +277,7 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
 
         # Half precision is for stored weights. The runtime's settings choose the dtype of the computation.
         # openvino.convert_model would store the mask of each block at one size, for all windows and heads.
-        model = openvino_core().read_model(str(onnx_file))
+        model = get_openvino_core().read_model(str(onnx_file))
         path = folder / formats.MODEL_FILES[format]
         openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
         onnx_file.unlink()
@@ -332,7 +332,7 @@ def choose_dataset_samples(cfg: Config, phase: str, reference: Callable[[NDArray
 def generate_samples(graph: Graph) -> list[verify.Sample]:
     """Return smooth noise in three sizes; a graph of one size gets its size, wider and higher pictures."""
     sizes: Any = verify.VERIFIED_SIZES
-    if not graph.free:
+    if not graph.is_free:
         H, W = graph.inputs[0].shape[1:3]
         sizes = [(H, W), (H // 2 + 1, W), (H, W // 2 + 1)]
     bands = graph.inputs[0].shape[3]

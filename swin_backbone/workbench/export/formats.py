@@ -29,7 +29,7 @@ OPERATOR_PRECISIONS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --oper
 # Numbers in a result that replaces operators of constants. Tables of all windows of one size may exceed the weights.
 LARGEST_FOLDED = 2048
 PRODUCT_LAYERS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
-NEEDED = {'onnx': ('onnx', 'onnxscript', 'onnxruntime'), 'openvino': ('onnx', 'onnxscript', 'openvino')}
+PACKAGES = {'onnx': ('onnx', 'onnxscript', 'onnxruntime'), 'openvino': ('onnx', 'onnxscript', 'openvino')}
 
 
 def check_format(format: str, precision: Optional[str], operators: Optional[str] = None) -> str:

@@ -22,16 +22,16 @@ class ExportError(ValueError):
     """An error of an export, in one sentence."""
 
 
-def export_refusal(name: str, known: Iterable[str] = ()) -> ExportError:
+def make_refusal(name: str, known: Iterable[str] = ()) -> ExportError:
     """Return the error for a part of a model without an export."""
     only = f', only {", ".join(known)}' if known else ''
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
 
 
 def require_class(module: Any, *names: str) -> None:
-    """Raise the refusal of a module of another class than `names`."""
+    """Raise an ExportError for a module of another class than `names`."""
     if type(module).__name__ not in names:
-        raise export_refusal(type(module).__name__, names)
+        raise make_refusal(type(module).__name__, names)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Graph:
 
     Args:
         task: the kind of output: 'maps', 'segmentation', 'boxes' or 'instances'.
-        free: True for free batch, height and width. False: the inputs' shapes have numbers.
+        is_free: batch, height and width are free; else the inputs' shapes have numbers.
         example_size: height and width during the capture.
         settings: further entries of `deploy.json` for the runtime.
     """
@@ -58,13 +58,13 @@ class Graph:
     task: str
     inputs: list[Port]
     outputs: list[Port]
-    free: bool
+    is_free: bool
     example_size: Size
     settings: dict[str, Any] = field(default_factory=dict)
 
     def dynamic_shapes(self) -> Optional[tuple[Any, ...]]:
         """Return the free dimensions of the inputs in the form of `torch.export`."""
-        if not self.free:
+        if not self.is_free:
             return None
         free = torch.export.Dim.DYNAMIC
         return tuple(

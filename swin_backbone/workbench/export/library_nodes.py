@@ -96,7 +96,7 @@ def insert_nodes(graph: Graph, precision: str) -> Graph:
         reason = f'the backbone is {type(backbone).__name__}'
     if reason is not None:
         raise ExportError(f'--operators swin has no operator for this model: {reason}')
-    sizes: Any = None if graph.free else [(H, W) for _, H, W in backbone.map_sizes(*find_image_size(graph))]
+    sizes: Any = None if graph.is_free else [(H, W) for _, H, W in backbone.map_sizes(*find_image_size(graph))]
     backbone.patch_embed = _make_node(backbone.patch_embed, make_embed_node, precision)
     for index, stage in enumerate(backbone.stages):
         for i, block in enumerate(stage.blocks):

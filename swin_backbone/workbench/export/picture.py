@@ -20,7 +20,7 @@ from ...sizes import Size
 from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port
-from .runtime import resize, resized_size
+from .runtime import compute_resized_size, resize
 
 Content = tuple[Tensor, Tensor]  # of rows (H,) and of columns (W,) of a padded picture: whether they are content
 LOADERS = ('LoadPicture', 'LoadImageFromFile')  # classes of steps
@@ -29,15 +29,15 @@ MAX_PIXELS = 1 << 26  # of a picture, before or after the resize
 MAX_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
-def make_picture_ports(model: Any, batch: Optional[int], shape: Optional[Size]) -> list[Port]:
+def make_picture_ports(model: Any, batch_size: Optional[int], shape: Optional[Size]) -> list[Port]:
     """Return the inputs of a whole model: pixels, uint8 for three bands and else float32, and the picture's own size.
 
     Args:
-        batch: the model's only batch size; None: any.
+        batch_size: the model's only batch size; None: any.
         shape: height and width after the resize, for batch size 1; None: free.
     """
     bands = count_bands(model.backbone)
-    lengths = (batch or 'batch', 'height', 'width') if shape is None else (1, *shape)
+    lengths = (batch_size or 'batch', 'height', 'width') if shape is None else (1, *shape)
     pixels = Port('picture', 'uint8' if bands == 3 else 'float32', (*lengths, bands))
     return [pixels, Port('size', 'int64', (2,))]
 
@@ -147,7 +147,7 @@ class Padding(nn.Module):
             return x_BHWC, None
         (h, w), (H, W) = size, self.fit_size
         y_H, x_W = torch.arange(rows), torch.arange(columns)
-        is_row_H = ((2 * y_H + 1) * w <= 2 * h * W) & (y_H < H)  # `runtime.resized_size` without a division
+        is_row_H = ((2 * y_H + 1) * w <= 2 * h * W) & (y_H < H)  # `runtime.compute_resized_size` without a division
         is_column_W = ((2 * x_W + 1) * h <= 2 * w * H) & (x_W < W)
         values_C = torch.tensor(self.values)
         return torch.where((is_row_H[:, None] & is_column_W)[..., None], x_BHWC, values_C), (is_row_H, is_column_W)
@@ -185,7 +185,7 @@ class Letterbox:
         picture = packed['inputs'].permute(1, 2, 0).numpy()
         resize_rule = make_letterbox_rule(self.shape)
         h, w = picture.shape[:2]
-        H, W = resized_size((h, w), resize_rule)
+        H, W = compute_resized_size((h, w), resize_rule)
         padded = np.empty((*self.size, picture.shape[2]), np.float32)
         padded[:] = self.values
         padded[:H, :W] = resize(picture, resize_rule)[:H, :W]

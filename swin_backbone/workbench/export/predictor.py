@@ -32,7 +32,7 @@ from ..predict.thresholds import SCORE_THR
 from ..runner.build import build_runner
 from ..weights.completeness import compare_class_names
 from .picture import load_bands
-from .runtime import MANIFEST, Result, RuntimeModel, RuntimeProblem, resized_size
+from .runtime import MANIFEST, Result, RuntimeModel, RuntimeProblem, compute_resized_size
 
 
 def is_exported(path: str) -> bool:
@@ -101,7 +101,7 @@ class ExportedPredictor(Predictor):
 
     def input_size(self, size: Size) -> Size:
         """See `Predictor.input_size`."""
-        return resized_size(size, self.model.manifest['preprocessing']['resize'])
+        return compute_resized_size(size, self.model.manifest['preprocessing']['resize'])
 
     @property
     def window_alignment(self) -> int:

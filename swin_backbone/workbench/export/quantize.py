@@ -21,7 +21,7 @@ from ..predict.predictor import Predictor
 from .formats import quiet
 from .graph import ExportError, Graph
 from .picture import find_load_settings, find_resize_rule, load_bands
-from .runtime import openvino_core, resize
+from .runtime import get_openvino_core, resize
 
 CALIBRATION_PICTURES = 64
 
@@ -68,7 +68,7 @@ def make_feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, pred
     """
     if graph.task == 'maps':
         images = [predictor.normalise(predictor.preprocess(make_frame(picture))).numpy() for picture in pictures]
-        if not graph.free:  # without the padding to a multiple
+        if not graph.is_free:  # without the padding to a multiple
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]
         return [[image] for image in images]
@@ -102,7 +102,7 @@ def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> Non
     import nncf
     import openvino
 
-    original = openvino_core().read_model(str(source))
+    original = get_openvino_core().read_model(str(source))
     products = [
         op.get_friendly_name()
         for op in original.get_ops()

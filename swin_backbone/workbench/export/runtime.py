@@ -132,8 +132,8 @@ class RuntimeModel:
                     outputs['masks'] = outputs['masks'].astype(bool)
                 for index in range(len(group)):
                     # a detector's outputs are rows of all pictures, and `image` has the index of each row's picture
-                    of_picture = outputs['image'] == index if 'image' in outputs else index
-                    yield {name: value[of_picture] for name, value in outputs.items() if name != 'image'}
+                    rows = outputs['image'] == index if 'image' in outputs else index
+                    yield {name: value[rows] for name, value in outputs.items() if name != 'image'}
 
     def prepare(self, picture: NDArray[Any]) -> NDArray[Any]:
         """Resize a picture by the rule of the model's config: (H, W, 3) uint8, or (H, W, bands) float32."""
@@ -156,7 +156,7 @@ class RuntimeModel:
         )
         _require('picture', picture, fits, f'{"uint8" if bands == 3 else "numeric"} pixels (h, w, {bands})')
         h, w, _ = picture.shape
-        height, width = resized_size((h, w), self.manifest['preprocessing']['resize'])
+        height, width = compute_resized_size((h, w), self.manifest['preprocessing']['resize'])
         limit = self.manifest['limits']['pixels']
         if max(height * width, h * w) > limit:
             raise RuntimeProblem(
@@ -213,11 +213,11 @@ def require_files(folder: Path, manifest: Mapping[str, Any]) -> None:
         path = folder / name
         if Path(name).name != name or not path.is_file() or (name == manifest.get('library') and path.is_symlink()):
             raise RuntimeProblem(f'{path} is missing, or no file of {folder} itself: the folder is not whole')
-        if file_digest(path) != digest:
+        if compute_digest(path) != digest:
             raise RuntimeProblem(f'{path} is not the file that was exported: its SHA-256 is not that in {MANIFEST}')
 
 
-def file_digest(path: Path) -> str:
+def compute_digest(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, 'rb') as file:
@@ -226,7 +226,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple[int, int]:
+def compute_resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple[int, int]:
     """Return height and width after `resize`, before its padding.
 
     Raises:
@@ -257,7 +257,7 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
     Raises:
         RuntimeProblem: if no pixel is left, or the picture has none.
     """
-    height, width = resized_size((picture.shape[0], picture.shape[1]), rule)
+    height, width = compute_resized_size((picture.shape[0], picture.shape[1]), rule)
     if rule is None:
         return picture
     resized = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
@@ -270,7 +270,7 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
 
 
 @contextmanager
-def _as_problem(action: str) -> Iterator[None]:
+def _explain_error(action: str) -> Iterator[None]:
     """Turn an error of a runtime, of any class and of several lines, into a sentence."""
     try:
         yield
@@ -297,12 +297,12 @@ def _open_onnxruntime(
     if library is not None:
         options.register_custom_ops_library(library._name)
     providers = [(provider, {'device_id': device_id} if device_id else {})]
-    with _as_problem(f'onnxruntime cannot open {path}'):
+    with _explain_error(f'onnxruntime cannot open {path}'):
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     names = [port['name'] for port in manifest['inputs']]
 
     def run(inputs: Sequence[NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
-        with _as_problem(f'onnxruntime cannot run an input of {inputs[0].shape}'):
+        with _explain_error(f'onnxruntime cannot run an input of {inputs[0].shape}'):
             results: list[NDArray[Any]] = session.run(outputs, dict(zip(names, inputs)))
         return results
 
@@ -310,7 +310,7 @@ def _open_onnxruntime(
 
 
 @cache
-def openvino_core() -> Any:
+def get_openvino_core() -> Any:
     """Return OpenVINO's Core: a single Core until the process ends.
 
     The plugin for CPUs replaces the signal stack of a thread. The end of a Core restores the previous stack. A
@@ -326,7 +326,7 @@ def _open_openvino(
     path: Path, manifest: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
     with OPENVINO_LOCK:  # two threads must not make two Cores
-        core = openvino_core()
+        core = get_openvino_core()
     # Without this hint, openvino computes in bf16 on a CPU with matrix units. fp16 is only for storage.
     settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'bf16' if manifest['precision'] == 'bf16' else 'f32'}
     if threads is not None:
@@ -334,7 +334,7 @@ def _open_openvino(
     nodes = None if library is None else OpenvinoNodes(library)
     if nodes is not None:  # the library's threads inherit the CPUs of openvino's thread
         settings['ENABLE_CPU_PINNING'] = False
-    with _as_problem(f'openvino cannot open {path} on {device!r}'):
+    with _explain_error(f'openvino cannot open {path} on {device!r}'):
         compiled = core.compile_model(str(path) if nodes is None else nodes.read(path), device.upper(), settings)
         if nodes is not None:
             nodes.threads = compiled.get_property('INFERENCE_NUM_THREADS')
@@ -347,7 +347,7 @@ def _open_openvino(
     def run(inputs: Sequence[NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         request = idle.get()  # waits until a request is free
         try:
-            with _as_problem(f'openvino cannot run an input of {inputs[0].shape}'):
+            with _explain_error(f'openvino cannot run an input of {inputs[0].shape}'):
                 results = request.infer(list(inputs), share_inputs=True, share_outputs=False)
             return [results[name] for name in outputs]
         finally:
@@ -418,7 +418,7 @@ class OpenvinoNodes:
         weakref.finalize(operator, self.library.swin_operator_free, operator.value)
         channels = attributes.get('outputs', attributes['channels'])
         shape = [-1, channels, -1, -1] if kind == 'OutputNorm' else [-1, -1, -1, channels]
-        return _node_class()(self, operator, shape, [x]).outputs()
+        return _make_node_class()(self, operator, shape, [x]).outputs()
 
     def call(self, name: str, *arguments: Any) -> None:
         error = getattr(self.library, f'swin_operator_{name}')(*arguments)
@@ -427,7 +427,7 @@ class OpenvinoNodes:
 
 
 @cache
-def _node_class() -> Any:
+def _make_node_class() -> Any:
     import openvino
 
     class Node(openvino.Op):
@@ -478,7 +478,7 @@ def main(folder: str, *paths: str) -> int:
     status = 0
     stored = model.manifest.get('score_thr')  # a number, or a number for each class
     default = SCORE_THR if stored is None else stored
-    lowest = stored if isinstance(stored, dict) else dict.fromkeys(model.classes, default)
+    thresholds = stored if isinstance(stored, dict) else dict.fromkeys(model.classes, default)
     for path in paths:
         try:
             pixels = read_pixels(path, model.bands, **model.manifest.get('preprocessing', {}).get('load', {}))
@@ -489,7 +489,7 @@ def main(folder: str, *paths: str) -> int:
             continue
         if 'boxes' in result:
             pairs = ((model.classes[label], score) for label, score in zip(result['labels'], result['scores']))
-            shown = [f'{name} {score:.2f}' for name, score in pairs if score >= lowest[name]]
+            shown = [f'{name} {score:.2f}' for name, score in pairs if score >= thresholds[name]]
         else:
             shares = np.bincount(result['labels'].ravel(), minlength=len(model.classes)) / result['labels'].size
             shown = [f'{name} {share:.0%}' for name, share in zip(model.classes, shares) if share >= 0.01]

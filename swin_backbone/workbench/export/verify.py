@@ -79,7 +79,7 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
         ExportError: if an error is too large for the precision.
     """
     channels = graph.inputs[0].shape[1]
-    if graph.free:
+    if graph.is_free:
         shapes = [(batch, channels, *size) for size in VERIFIED_SIZES for batch in BATCHES]
     else:
         shapes = [graph.inputs[0].shape]

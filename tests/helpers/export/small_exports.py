@@ -24,7 +24,7 @@ WIDTHS = [32, 64, 128, 256]
 
 def require(format, *more):
     """Skip a test without the packages of a format, or without further packages."""
-    for name in (*formats.NEEDED[format], *more):
+    for name in (*formats.PACKAGES[format], *more):
         pytest.importorskip(name, reason=f'{name} is not installed')
 
 

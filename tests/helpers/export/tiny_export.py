@@ -53,7 +53,7 @@ def export_to(folder, format='onnx', shape=FREE, resize=FITTED):
         precision='fp32',
         task='segmentation',
         file={'onnx': 'model.onnx', 'openvino': 'model.xml'}[format],
-        sha256={name: runtime.file_digest(folder / name) for name in names},
+        sha256={name: runtime.compute_digest(folder / name) for name in names},
         inputs=[dict(name='picture', dtype='uint8', shape=shape), dict(name='size', dtype='int64', shape=[2])],
         outputs=[
             dict(name='labels', dtype='uint8', shape=shape[:3]),

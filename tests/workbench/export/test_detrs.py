@@ -115,7 +115,7 @@ def test_grounding_dino_of_free_sizes(grounding_dino, tmp_path):
 
 def test_texts_are_the_classes_and_the_language_model_stays_outside(grounding_dino, tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(export, 'write', lambda graph, *_, meta, **__: written.extend((graph, meta)))
+    monkeypatch.setattr(export, 'write_folder', lambda graph, *_, meta, **__: written.extend((graph, meta)))
     checkpoint = str(save_checkpoint(grounding_dino, tmp_path / 'x.pth'))
     export.export_model(
         grounding_dino, checkpoint, tmp_path / 'out', shape=(96, 130), texts=['cat', 'green apple', 'dog']

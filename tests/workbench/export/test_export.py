@@ -42,7 +42,7 @@ RECTANGULAR = dict(window_size=(5, 4), mask_padding=True, use_abs_pos_embed=True
 def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, format, shape, tmp_path):
     require(format)
     one = graph.build_maps_graph(small_swin(cls, **arguments), 'backbone', shape)
-    manifest = export.write(one, tmp_path / 'out', format, 'fp32')
+    manifest = export.write_folder(one, tmp_path / 'out', format, 'fp32')
     assert manifest == json.loads((tmp_path / 'out' / 'deploy.json').read_text())
     assert len(manifest['verification']) == (6 if shape is None else 1)
     assert all(figures['error'] < 1e-5 for figures in manifest['verification'])
@@ -56,7 +56,7 @@ def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
     model = small_swin(SwinBackbone, **TWO_WINDOWS, mask_padding=True)
     model.stages[1].blocks[0].shift = 2, 2  # as of a second block, without the first
     one = graph.build_maps_graph(model, 'backbone', None)
-    manifest = export.write(one, tmp_path / 'out', 'onnx', 'fp32')
+    manifest = export.write_folder(one, tmp_path / 'out', 'onnx', 'fp32')
     assert len(manifest['verification']) == 6
     model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
     assert {node.domain for node in model.graph.node} == {''}
@@ -86,7 +86,7 @@ def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
     model = SimpleNamespace(backbone=small_swin(SwinBackbone, depths=(1,)), neck=neck)
     one = graph.build_maps_graph(model, 'neck', None)
     require('onnx')
-    export.write(one, tmp_path / 'out', 'onnx', 'fp32')
+    export.write_folder(one, tmp_path / 'out', 'onnx', 'fp32')
     run = runtime.RuntimeModel(tmp_path / 'out').run
     for size in ((1, 1), (8, 3), (5, 33)):
         image = torch.randn(2, 3, *size)
@@ -101,7 +101,7 @@ def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
     model = small_swin(SwinBackbone, depths=(1,))
     one = graph.build_maps_graph(model, 'backbone', (8, 12))
     require('onnx')
-    export.write(one, tmp_path / 'out', 'onnx', 'fp32')
+    export.write_folder(one, tmp_path / 'out', 'onnx', 'fp32')
     before = {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
     write = export.write_model
 
@@ -111,7 +111,7 @@ def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(export, 'write_model', write_and_change)
     with pytest.raises(ExportError, match=r'map0 is \d.\de-0\d off PyTorch, and fp32 allows 1e-04'):
-        export.write(one, tmp_path / 'out', 'onnx', 'fp32', overwrite=True)
+        export.write_folder(one, tmp_path / 'out', 'onnx', 'fp32', overwrite=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ['out']
 
@@ -228,7 +228,7 @@ def test_graph_runtime_and_toolbox_letterbox_alike(shape, pad):
     for h, w in sides:
         h, w = int(h), int(w)
         try:
-            height, width = runtime.resized_size((h, w), rule)
+            height, width = runtime.compute_resized_size((h, w), rule)
         except runtime.RuntimeProblem:
             assert max(h, w) > 2 * min(h, w) * min(shape)
             continue
@@ -505,7 +505,7 @@ def test_channels_are_flipped_by_either_name_of_mmsegmentation(name):
 
 
 def test_the_thresholds_of_a_report_are_those_of_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, 'write', lambda *_, meta, **__: meta)
+    monkeypatch.setattr(export, 'write_folder', lambda *_, meta, **__: meta)
     cfg, checkpoint = Config.fromfile(DETECTION), str(save_random_model(DETECTION, tmp_path))
     report = dict(best=dict(threshold=0.5), classes=[dict(name=name, threshold=None) for name in cfg.metainfo.classes])
     report['classes'][1]['threshold'] = 0.25

@@ -241,7 +241,7 @@ def test_int8_of_the_training_set(work, format):
     assert {path.name for path in out.iterdir()} == {'deploy.json', 'model.bin', 'model.xml'}
     quantized = {
         use.get_node().get_type_name()
-        for op in runtime.openvino_core().read_model(str(out / 'model.xml')).get_ops()
+        for op in runtime.get_openvino_core().read_model(str(out / 'model.xml')).get_ops()
         if op.get_type_name() == 'FakeQuantize'
         for use in op.output(0).get_target_inputs()
     }

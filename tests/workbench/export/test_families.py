@@ -119,7 +119,7 @@ def check(cfg, family, shape, folder):
     judge(manifest['verification'], least_iou)
     require('openvino')
     predictor = open_predictor(cfg if shape is None else letterboxed(cfg, shape[0]), checkpoint, 'cpu')
-    graph = SimpleNamespace(free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
+    graph = SimpleNamespace(is_free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
     (out / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
     results = (lambda picture: export.predict_result(predictor, picture)), export.generate_samples(graph)
     judge(verify.verify_results(runtime.RuntimeModel(out), *results, 'fp32'), least_iou)

@@ -34,7 +34,7 @@ def _one_small_size(monkeypatch):
 
 
 def write(model, folder, precision='fp32', shape=None, part='backbone'):
-    export.write(graph.build_maps_graph(model, part, shape), folder, 'onnx', precision, operators='swin')
+    export.write_folder(graph.build_maps_graph(model, part, shape), folder, 'onnx', precision, operators='swin')
     return folder
 
 
@@ -90,7 +90,7 @@ def test_bfloat16_is_an_attribute_of_a_node(format, exported, v1, tmp_path):
     shutil.copytree(exported, tmp_path / 'bf16')
     onnx.save(model, str(tmp_path / 'bf16' / 'model.onnx'))
     files = json.loads((exported / 'deploy.json').read_text())['sha256']
-    digests = {name: runtime.file_digest(tmp_path / 'bf16' / name) for name in files}
+    digests = {name: runtime.compute_digest(tmp_path / 'bf16' / name) for name in files}
     run = open_in(tmp_path / 'bf16', format, tmp_path / 'out', precision='bf16', sha256=digests).run
     check_equal(run, v1, dtype=torch.bfloat16)
 
@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(format, exported, tmp_path):
         runtime.load(tmp_path / 'out')
     library.write_bytes(whole[:16] + b'\xff\xff\xff\xff' + whole[20:])  # a foreign machine in the ELF header
     info = dict(json.loads((tmp_path / 'out' / 'deploy.json').read_text()), format=format)
-    info['sha256'][library.name] = runtime.file_digest(library)
+    info['sha256'][library.name] = runtime.compute_digest(library)
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(info))
     with pytest.raises(runtime.RuntimeProblem, match='is for another system or processor'):
         runtime.load(tmp_path / 'out')

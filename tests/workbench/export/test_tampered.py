@@ -95,7 +95,7 @@ def test_a_file_outside_the_folder_or_without_a_digest(record_fault, folder, mon
     (folder / 'link.so').symlink_to(outside)
     (folder / 'linked').symlink_to(folder.parent)
     monkeypatch.setattr(runtime.ctypes, 'CDLL', lambda *_: pytest.fail('a library was opened'))
-    digest, model = runtime.file_digest(outside), info['sha256']
+    digest, model = runtime.compute_digest(outside), info['sha256']
     names = (str(outside), '../evil.so', 'link.so', 'linked/evil.so', 'sub/libswin.so', './libswin.so', 'libswin.so/',
              '..', '.', '', 'libswin.so\0', None, 5, ['libswin.so'], {}, True)  # fmt: skip
     changes = [dict(library=name) for name in (*names, 'libswin.so')]  # without a digest
@@ -125,7 +125,7 @@ def test_a_model_that_its_runtime_cannot_open(record_fault, folder):
     path = folder / info['file']
     for data in (b'', b'nonsense', b'\x08' * 100, path.read_bytes()[:60], b'<?xml version="1.0"?><net></net>'):
         path.write_bytes(data)
-        info['sha256'][path.name] = runtime.file_digest(path)
+        info['sha256'][path.name] = runtime.compute_digest(path)
         (folder / 'deploy.json').write_text(json.dumps(info))
         assert f'cannot open {path}' in refused(folder, record_fault)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ....openmmlab.config_parts import type_name
 from ....sizes import Size
-from ..graph import export_refusal, require_class
+from ..graph import make_refusal, require_class
 from ..picture import Content
 from .operators import NEVER, graph_nms, graph_roi_align
 
@@ -44,20 +44,20 @@ class Head(nn.Module):
     Attributes:
         with_masks: whether objects have masks.
         planes: the largest number of masks of the picture's size.
-        batch: the only batch size; None: any.
+        batch_size: the only batch size; None: any.
         max_objects: the largest number of objects; None: any.
     """
 
     with_masks = False
     planes = 1
-    batch: Optional[int] = None
+    batch_size: Optional[int] = None
     max_objects: Any = None
 
 
 def require_nms(cfg: ConfigDict) -> None:
     """Raise an ExportError unless `suppress` computes this NMS."""
     if type_name({'type': 'nms', **cfg}) != 'nms':
-        raise export_refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
+        raise make_refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
 
 
 def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Regions(nn.Module):
         for layer in extractor.roi_layers:
             require_class(layer, 'RoIAlign')
             if layer.pool_mode != 'avg' or not layer.aligned:
-                raise export_refusal('RoIAlign with aligned=False or of mode max')
+                raise make_refusal('RoIAlign with aligned=False or of mode max')
         self.extractor = extractor
 
     def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph import export_refusal
+from ..graph import make_refusal
 from . import boxes
 from .layers import copy_for_graph
 from .operators import NEVER
@@ -36,19 +36,19 @@ class DenseHead(boxes.Head):
         if not self.with_masks and not self.is_yolox:
             for method in ('predict_by_feat', '_bbox_post_process'):
                 if getattr(cls, method, None) is not getattr(BaseDenseHead, method):
-                    raise export_refusal(f'{cls.__name__}.{method}, which differs from that of BaseDenseHead,')
+                    raise make_refusal(f'{cls.__name__}.{method}, which differs from that of BaseDenseHead,')
             if CHOICE not in cls._predict_by_feat_single.__code__.co_names:
-                raise export_refusal(f'{cls.__name__}._predict_by_feat_single, which does not call {CHOICE},')
+                raise make_refusal(f'{cls.__name__}._predict_by_feat_single, which does not call {CHOICE},')
         self.cfg: Any = self.head.test_cfg
         boxes.require_nms(self.cfg.nms)
-        self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
+        self.batch_size = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
         self.max_objects = self.cfg.get('max_per_img')
         if self.with_masks:
             self.planes = self.max_objects or 1
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         outputs = self.head(maps)
-        candidates = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
+        candidates = self._decode_yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
         min_side = self.cfg.get('min_bbox_size', -1)
         boxes_BN4 = candidates.bboxes / view.zoom_4
         scores_BN, boxes_BN4, label_BN, index_BN = boxes.suppress(
@@ -60,7 +60,7 @@ class DenseHead(boxes.Head):
         kernel_nC, prior_n4 = (
             boxes.take_rows(rows, index_BN).flatten(0, 1)[chosen_n] for rows in (candidates.kernels, candidates.priors)
         )
-        masks = self._masks(outputs[-1], image_n, kernel_nC, prior_n4, view)
+        masks = self._compute_masks(outputs[-1], image_n, kernel_nC, prior_n4, view)
         return image_n, box_n4, score_n, label_n, masks
 
     def _decode(self, outputs: Any, image_size: Tensor) -> Any:
@@ -83,7 +83,7 @@ class DenseHead(boxes.Head):
                 {name: values[row] for name, values in rows.items()},
             )
 
-        def per_image(x: Tensor) -> Tensor:
+        def split_by_image(x: Tensor) -> Tensor:
             levels = x.split([B * count for count in counts])
             return torch.cat([level.unflatten(0, (B, count)) for level, count in zip(levels, counts)], 1)
 
@@ -91,7 +91,7 @@ class DenseHead(boxes.Head):
             return [level.transpose(0, 1).flatten(1, 2) for level in levels]
 
         def collect(results: Any, **_: Any) -> Any:
-            return SimpleNamespace(**{name: per_image(x) for name, x in vars(results).items()})
+            return SimpleNamespace(**{name: split_by_image(x) for name, x in vars(results).items()})
 
         def decode(priors: Tensor, values: Tensor, max_shape: Any) -> Tensor:
             return boxes.decode_boxes(head.bbox_coder, priors, values, image_size)
@@ -106,7 +106,9 @@ class DenseHead(boxes.Head):
             lists.update(kernel_pred_list=fold(outputs[2]), mask_feat=None)
         coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
         replaced = _Replaced(head, bbox_coder=coder, _bbox_post_process=collect, _bbox_mask_post_process=collect)
-        single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
+        single = copy_with_globals(
+            type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace}
+        )
         repeated = [level.repeat(B, 1) for level in priors]
         candidates = single(replaced, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
         if factors is not None and hasattr(candidates, 'score_factors'):
@@ -114,7 +116,7 @@ class DenseHead(boxes.Head):
             candidates.scores = torch.where(candidates.scores > NEVER, weighed_BN, NEVER)
         return candidates
 
-    def _yolox(self, classes: Any, deltas: Any, objectness: Any) -> Any:
+    def _decode_yolox(self, classes: Any, deltas: Any, objectness: Any) -> Any:
         head = self.head
         sizes = [tuple(level.shape[-2:]) for level in classes]
         priors = head.prior_generator.grid_priors(sizes, device=classes[0].device, with_stride=True)
@@ -128,7 +130,7 @@ class DenseHead(boxes.Head):
         boxes_BM4 = head._bbox_decode(torch.cat(priors), deltas_BM4)
         return SimpleNamespace(bboxes=boxes_BM4, scores=scores_BM, labels=label_BM)
 
-    def _masks(
+    def _compute_masks(
         self, map_BPHW: Tensor, image_n: Tensor, kernel_nC: Tensor, prior_n4: Tensor, view: boxes.View
     ) -> Tensor:
         """Return the masks of RTMDet. The layers of an object are matrix products with the map and relative places."""
@@ -165,7 +167,7 @@ class _Replaced:
         return getattr(self._original, name)
 
 
-def with_globals(function: Any, **names: Any) -> Any:
+def copy_with_globals(function: Any, **names: Any) -> Any:
     """Copy a function, with different objects under some global names."""
     return FunctionType(
         function.__code__,

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ....sizes import Size
 from ...configs.data_parts import find_tested_dataset
-from ..graph import BackboneMaps, Graph, Port, choose_example_size, export_refusal
+from ..graph import BackboneMaps, Graph, Port, choose_example_size, make_refusal
 from ..picture import Normalise, Padding, make_picture_ports, make_settings, measure_content
 from .boxes import View
 from .dense import DenseHead
 from .detr import TransformerHead
-from .layers import copy_for_graph, size_tensor
+from .layers import copy_for_graph, make_size_tensor
 from .mask2former import InstanceHead
 from .sparse import SparseHead
 from .two_stage import RegionHead
@@ -35,11 +35,11 @@ class Detector(nn.Module):
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
-        resized = size_tensor(picture.shape[1], picture.shape[2], size.float())
+        resized = make_size_tensor(picture.shape[1], picture.shape[2], size.float())
         picture, content = self.padding(picture, size)
         image = self.normalise(picture)
         maps = self.maps(image)
-        image_size = size_tensor(picture.shape[1], picture.shape[2], image)
+        image_size = make_size_tensor(picture.shape[1], picture.shape[2], image)
         if content is not None:
             resized = measure_content(content).to(image.dtype)
             image_size, content = (image_size, None) if self.padding.counts_as_picture else (resized, content)
@@ -74,12 +74,12 @@ def build_head(model: Any, texts: Sequence[str] = ()) -> nn.Module:
         if isinstance(model, detector):
             for method in ('predict', 'extract_feat'):
                 if getattr(type(model), method) is not getattr(detector, method):
-                    raise export_refusal(
+                    raise make_refusal(
                         f'{type(model).__name__}.{method}, which differs from that of {detector.__name__},'
                     )
             head: nn.Module = make_head(model)
             return head
-    raise export_refusal(type(model).__name__)
+    raise make_refusal(type(model).__name__)
 
 
 def build_detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
@@ -99,4 +99,6 @@ def build_detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: 
         outputs.append(Port('masks', 'uint8', ('objects', 'own_height', 'own_width')))
     task = 'instances' if head.with_masks else 'boxes'
     settings = make_settings(cfg, module.normalise, head.planes, head.max_objects)
-    return Graph(module, task, make_picture_ports(model, head.batch, shape), outputs, shape is None, example, settings)
+    return Graph(
+        module, task, make_picture_ports(model, head.batch_size, shape), outputs, shape is None, example, settings
+    )

@@ -19,18 +19,18 @@ from mmdet.models.layers import inverse_sigmoid
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
-from ..graph import ExportError, export_refusal
+from ..graph import ExportError, make_refusal
 from . import boxes
-from .dense import with_globals
+from .dense import copy_with_globals
 from .layers import (
     LevelSizes,
+    compute_valid_ratios,
     copy_for_graph,
+    find_token_centres,
+    find_token_places,
     flatten_maps,
     list_level_sizes,
-    padding_masks,
-    token_centres,
-    token_places,
-    valid_ratios,
+    make_padding_masks,
 )
 from .operators import NEVER
 
@@ -48,12 +48,12 @@ class TransformerHead(boxes.Head):
         super().__init__()
         name = type(model).__name__
         if name not in DETRS:
-            raise export_refusal(f'{name}.forward_transformer', DETRS)
+            raise make_refusal(f'{name}.forward_transformer', DETRS)
         if model.data_preprocessor.pad_size_divisor != 1:
-            raise export_refusal('data_preprocessor.pad_size_divisor above 1, with masks of the padding,')
+            raise make_refusal('data_preprocessor.pad_size_divisor above 1, with masks of the padding,')
         if name == 'CoDETR':
             if model.eval_module != 'detr' or type(model.query_head).__name__ != 'CoDINOHead':
-                raise export_refusal(
+                raise make_refusal(
                     f'CoDETR with {type(model.query_head).__name__} and eval_module={model.eval_module!r}',
                     ("CoDINOHead and eval_module='detr'",),
                 )
@@ -63,8 +63,10 @@ class TransformerHead(boxes.Head):
             unused = ('backbone', 'neck', 'language_model', 'text_feat_map')
             parts._modules = {key: module for key, module in model._modules.items() if key not in unused}
         self.parts = copy_for_graph(parts)
-        self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: token_centres(sizes, ratios)
-        self.parts.gen_encoder_output_proposals = self._proposals
+        self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: find_token_centres(
+            sizes, ratios
+        )
+        self.parts.gen_encoder_output_proposals = self._make_proposals
         cfg = parts.bbox_head.test_cfg
         self.max_objects = cfg.get('max_per_img', parts.num_queries)
         self.is_dino = name != 'DeformableDETR'
@@ -77,7 +79,7 @@ class TransformerHead(boxes.Head):
             self.parts.encoder.forward = partial(_encode, self.parts.encoder.forward)
             self.parts.decoder.forward = partial(_decode, self.parts.decoder.forward)
             # The head's own forward counts the images in Python
-            forward = with_globals(DeformableDETRHead.forward, inverse_sigmoid=partial(inverse_sigmoid, eps=1e-3))
+            forward = copy_with_globals(DeformableDETRHead.forward, inverse_sigmoid=partial(inverse_sigmoid, eps=1e-3))
             self.parts.bbox_head.forward = partial(forward, self.parts.bbox_head)
         self.text: dict[str, Tensor] = {}
         if name == 'GroundingDINO':
@@ -86,15 +88,13 @@ class TransformerHead(boxes.Head):
     def _read_texts(self, model: Any, texts: Sequence[str]) -> None:
         """Compute the features of the text, which are constants of the graph: it has no language model."""
         if model.test_cfg.get('chunked_size', -1) > 0:
-            raise export_refusal(
-                'GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,'
-            )
+            raise make_refusal('GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,')
         tokens, caption, _, _ = model.get_tokens_positive_and_prompts(list(texts), True)
         with torch.no_grad():
             text = model.language_model([caption])
             text['embedded'] = model.text_feat_map(text['embedded'])
         if not text['text_token_mask'].all():
-            raise export_refusal('GroundingDINO with language_model.pad_to_max=True')
+            raise make_refusal('GroundingDINO with language_model.pad_to_max=True')
         self.text = dict(
             memory_text=text['embedded'], text_self_attention_masks=text['masks'], position_ids=text['position_ids']
         )
@@ -110,8 +110,8 @@ class TransformerHead(boxes.Head):
         B = maps[0].shape[0]
         sizes = list_level_sizes(maps)
         x_BTC = flatten_maps(maps)
-        masks: list[Any] = [None] * len(sizes) if view.content is None else padding_masks(view.content, sizes)
-        ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else valid_ratios(masks)
+        masks: list[Any] = [None] * len(sizes) if view.content is None else make_padding_masks(view.content, sizes)
+        ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else compute_valid_ratios(masks)
         mask_BT = None if view.content is None else torch.cat([tensor.flatten(1) for tensor in masks], 1)
         positions = [
             parts.positional_encoding(mask, input=tensor) + level[:, None, None]
@@ -128,7 +128,7 @@ class TransformerHead(boxes.Head):
             words['text_token_mask'] = words['memory_text'].new_ones(words['memory_text'].shape[:2], dtype=torch.bool)
         inputs, _ = parts.pre_decoder(
             memory=memory, memory_mask=ratios, spatial_shapes=sizes, **words
-        )  # mmdet passes the ratios to `_proposals`
+        )  # mmdet passes the ratios to `_make_proposals`
         inputs.pop('text_attention_mask', None)  # no token is masked
         refines = self.is_dino or parts.with_box_refine
         shared.update(reg_branches=head.reg_branches if refines else None)
@@ -150,12 +150,12 @@ class TransformerHead(boxes.Head):
             )
         return boxes.list_objects(scores_BN, boxes_BN4, label_BN)[:4]
 
-    def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: LevelSizes) -> tuple[Tensor, Tensor]:
+    def _make_proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: LevelSizes) -> tuple[Tensor, Tensor]:
         """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4).
 
         Boxes of the padding have a centre above 1.
         """
-        centre_1T2 = token_places(sizes, ratios_1L2)
+        centre_1T2 = find_token_places(sizes, ratios_1L2)
         sides = [centre_1T2.new_full((1, H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
         box_1T4 = torch.cat([centre_1T2, torch.cat(sides, 1)], -1)
         inside_1T1 = ((box_1T4 > 0.01) & (box_1T4 < 0.99)).all(-1, keepdim=True)
@@ -184,7 +184,7 @@ def _encode(
     shared.update(
         query_pos=query_pos.transpose(0, 1),
         query_key_padding_mask=key_padding_mask,
-        reference_points=token_centres(shared['spatial_shapes'], shared['valid_ratios']),
+        reference_points=find_token_centres(shared['spatial_shapes'], shared['valid_ratios']),
     )
     x_TBC: Tensor = encoder(query.transpose(0, 1), None, None, **shared)
     return x_TBC.transpose(0, 1)

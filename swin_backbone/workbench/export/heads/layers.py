@@ -64,7 +64,7 @@ def graph_deformable_attention(
 
     from ....openmmlab.layers.deformable_attention import inputs_of_samples
 
-    sides_L2 = torch.stack([size_tensor(W, H, query) for H, W in spatial_shapes])
+    sides_L2 = torch.stack([make_size_tensor(W, H, query) for H, W in spatial_shapes])
     values, locations, weights = inputs_of_samples(
         layer, query, value, query_pos, key_padding_mask, reference_points, sides_L2
     )
@@ -83,7 +83,7 @@ def list_level_sizes(maps: Sequence[Tensor]) -> LevelSizes:
     return [(x.shape[-2], x.shape[-1]) for x in maps]
 
 
-def padding_masks(content: Content, sizes: LevelSizes) -> list[Tensor]:
+def make_padding_masks(content: Content, sizes: LevelSizes) -> list[Tensor]:
     """Return maps with True for the padding, (1, H, W), by the nearest pixel of the image."""
     rows, columns = (
         [flags[[i * len(flags) // length for i in range(length)]] for length in lengths]
@@ -92,13 +92,13 @@ def padding_masks(content: Content, sizes: LevelSizes) -> list[Tensor]:
     return [~(is_row_H[:, None] & is_column_W)[None] for is_row_H, is_column_W in zip(rows, columns)]
 
 
-def valid_ratios(masks: Sequence[Tensor]) -> Tensor:
+def compute_valid_ratios(masks: Sequence[Tensor]) -> Tensor:
     """Return the shares of width and height without padding, (1, levels, 2)."""
     ratios = [torch.stack([(~x[:, 0]).float().mean(1), (~x[..., 0]).float().mean(1)], 1) for x in masks]
     return torch.stack(ratios, 1)
 
 
-def token_places(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
+def find_token_places(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     """Return the centres of the tokens, from 0 to 1 in the content and x before y: (1, T, 2)."""
     levels = []
     for level, (H, W) in enumerate(sizes):
@@ -108,12 +108,12 @@ def token_places(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     return torch.cat(levels)[None]
 
 
-def token_centres(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
+def find_token_centres(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     """Return the centres of the tokens in the maps of all levels: (1, T, levels, 2)."""
-    return token_places(sizes, ratios_1L2)[:, :, None] * ratios_1L2[:, None]
+    return find_token_places(sizes, ratios_1L2)[:, :, None] * ratios_1L2[:, None]
 
 
-def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
+def make_size_tensor(height: int, width: int, like: Tensor) -> Tensor:
     """Return height and width, maybe symbolic, as float values (2,)."""
     return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
 
@@ -167,7 +167,7 @@ def sample_deformed(
     offset = offset.reshape(B * groups, -1, 2, H, W)
     y = (y_K[:, None, None] + y_H[:, None]) + offset[:, :, 0]
     x_place = (x_K[:, None, None] + x_W) + offset[:, :, 1]
-    height, width = size_tensor(rows, columns, x)
+    height, width = make_size_tensor(rows, columns, x)
     grid = torch.stack([(2 * x_place + 1) / width - 1, (2 * y + 1) / height - 1], -1)
     maps = x.reshape(B * groups, C // groups, rows, columns)
     samples = F.grid_sample(maps, grid.flatten(1, 2), mode='bilinear', padding_mode='zeros', align_corners=False)

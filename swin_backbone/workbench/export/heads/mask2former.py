@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph import export_refusal, require_class
+from ..graph import make_refusal, require_class
 from ..picture import crop
 from .boxes import Head, View
-from .layers import copy_for_graph, flatten_maps, list_level_sizes, token_centres
+from .layers import copy_for_graph, find_token_centres, flatten_maps, list_level_sizes
 
 
 def compute_mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -35,7 +35,7 @@ def compute_mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor,
         positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
     x_BTC, position_BTC = flatten_maps(projected), flatten_maps(positions)
     sizes = list_level_sizes(projected)
-    locations = token_centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
+    locations = find_token_centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
     for layer in decoder.encoder.layers:
         x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=locations)
     levels = x_BTC.transpose(1, 2).split([H * W for H, W in sizes], 2)
@@ -75,9 +75,7 @@ class InstanceHead(Head):
         super().__init__()
         fusion = model.panoptic_fusion_head
         if type(model.panoptic_head).__name__ != 'Mask2FormerHead' or not fusion.test_cfg.get('instance_on', False):
-            raise export_refusal(
-                type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',)
-            )
+            raise make_refusal(type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',))
         self.head = copy_query_head(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
         self.max_objects = fusion.test_cfg.get('max_per_image', 100)

@@ -75,9 +75,9 @@ def list_translations() -> dict[Callable[..., Any], Any]:
     def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> INT64:
         count = op.Squeeze(op.Shape(boxes, start=1, end=2))
         axis: Any = op.Constant(value_ints=[1])
-        of_one_class = op.Unsqueeze(scores, axis)
+        scores_of_class = op.Unsqueeze(scores, axis)
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, NEVER / 2)]
-        return op.NonMaxSuppression(boxes, of_one_class, count, *thresholds)
+        return op.NonMaxSuppression(boxes, scores_of_class, count, *thresholds)
 
     # Tensors have no annotations, which the exporter would read as a list of allowed types.
     def roi_align_onnx(  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ....sizes import Size
 from ...configs.data_parts import find_tested_dataset
-from ..graph import BackboneMaps, ExportError, Graph, Port, choose_example_size, export_refusal
+from ..graph import BackboneMaps, ExportError, Graph, Port, choose_example_size, make_refusal
 from ..picture import Normalise, Padding, crop, make_picture_ports, make_settings
 from .layers import copy_for_graph
 from .mask2former import compute_logits, copy_query_head
@@ -64,11 +64,11 @@ def build_segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Gra
     """Return the graph of a whole segmentor. Arguments and errors: see `export_model`."""
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model) is not EncoderDecoder:
-        raise export_refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))
+        raise make_refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))
     if not isinstance(head, Mask2FormerHead):
         for method in ('predict', 'predict_by_feat'):
             if inspect.unwrap(getattr(type(head), method)) is not getattr(BaseDecodeHead, method):
-                raise export_refusal(f'{type(head).__name__}.{method}, which differs from that of BaseDecodeHead,')
+                raise make_refusal(f'{type(head).__name__}.{method}, which differs from that of BaseDecodeHead,')
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")
     if head.align_corners or head.out_channels > 256 or (model.data_preprocessor.test_cfg or {}).get('size'):
@@ -82,10 +82,10 @@ def build_segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Gra
     module = Segmentor(model, padding).eval()
     # K-Net counts the images of a batch in Python
     inputs = make_picture_ports(model, 1 if isinstance(head, IterativeDecodeHead) else None, shape)
-    batch = inputs[0].shape[0]
+    batch_size = inputs[0].shape[0]
     outputs = [
-        Port('labels', 'uint8', (batch, 'own_height', 'own_width')),
-        Port('logits', 'float32', (batch, head.out_channels, 'own_height', 'own_width')),
+        Port('labels', 'uint8', (batch_size, 'own_height', 'own_width')),
+        Port('logits', 'float32', (batch_size, head.out_channels, 'own_height', 'own_width')),
     ]
     settings = make_settings(cfg, module.normalise, max(head.out_channels, getattr(head, 'num_queries', 1)))
     return Graph(module, 'segmentation', inputs, outputs, shape is None, example, settings)

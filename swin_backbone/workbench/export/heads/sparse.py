@@ -9,7 +9,7 @@ import torch
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
-from ..graph import export_refusal, require_class
+from ..graph import make_refusal, require_class
 from . import boxes
 
 
@@ -24,7 +24,7 @@ class SparseHead(boxes.Head):
         for head in roi.bbox_head:
             require_class(head, 'DIIHead')
         if roi.with_mask:
-            raise export_refusal(f'{type(roi).__name__}.mask_head')
+            raise make_refusal(f'{type(roi).__name__}.mask_head')
         self.proposals, self.stages = model.rpn_head, roi.bbox_head
         self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
         self.max_objects = roi.test_cfg.max_per_img

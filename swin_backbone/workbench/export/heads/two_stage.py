@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..graph import export_refusal, require_class
+from ..graph import make_refusal, require_class
 from . import boxes
 from .operators import NEVER
 
@@ -25,25 +25,25 @@ class RegionHead(boxes.Head):
     def __init__(self, model: Any):
         super().__init__()
         rpn, roi = model.rpn_head, model.roi_head
-        self.stages = _listed(roi.bbox_head)
+        self.stages = _make_module_list(roi.bbox_head)
         self.with_masks = roi.with_mask
-        self.mask_heads = _listed(roi.mask_head) if self.with_masks else nn.ModuleList()
+        self.mask_heads = _make_module_list(roi.mask_head) if self.with_masks else nn.ModuleList()
         require_class(rpn, 'RPNHead')
         require_class(roi, *ROI_HEADS)
         for heads, names in ((self.stages, BOX_HEADS), (self.mask_heads, MASK_HEADS)):
             for head in heads:
                 require_class(head, *names)
         if getattr(roi, 'with_shared_head', False) or any(stage.custom_activation for stage in self.stages):
-            raise export_refusal('a head shared by stages, or with an activation of its own,')
+            raise make_refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.require_nms(cfg)
         self.rpn, self.cfg, self.max_objects = rpn, roi.test_cfg, roi.test_cfg.max_per_img
         self.planes = self.max_objects if self.with_masks else 1  # of the picture's size
-        self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
+        self.regions = nn.ModuleList(map(boxes.Regions, _make_module_list(roi.bbox_roi_extractor)))
         if self.with_masks:
             shared = getattr(roi, 'share_roi_extractor', False)
             extractors = roi.bbox_roi_extractor if shared else roi.mask_roi_extractor
-            self.mask_regions = nn.ModuleList(map(boxes.Regions, _listed(extractors)))
+            self.mask_regions = nn.ModuleList(map(boxes.Regions, _make_module_list(extractors)))
         self.is_htc = type(roi).__name__ == 'HybridTaskCascadeRoIHead'
         self.semantic = roi.semantic_head if self.is_htc and roi.with_semantic else None
         if self.semantic is not None:
@@ -65,7 +65,7 @@ class RegionHead(boxes.Head):
         image_n, box_n4, score_n, label_n, _ = boxes.list_objects(*kept[:3])
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
-        masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
+        masks_nYX = self._compute_masks(maps, semantic, box_n4, image_n, label_n)
         box_n4 = box_n4 / view.zoom_4
         pasted_nhw = boxes.paste(masks_nYX, box_n4, *(view.picture_size or ()))
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
@@ -99,7 +99,7 @@ class RegionHead(boxes.Head):
         box_R4 = boxes_BN4.reshape(B * N, 4)
         sum_RK: Any = 0
         for stage, (head, regions) in enumerate(zip(self.stages, self.regions)):
-            features = self._fused('bbox', regions(maps, box_R4, image_R), semantic, box_R4, image_R)
+            features = self._fuse('bbox', regions(maps, box_R4, image_R), semantic, box_R4, image_R)
             logits_RK, deltas = head(features)
             sum_RK = sum_RK + logits_RK
             boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
@@ -110,16 +110,14 @@ class RegionHead(boxes.Head):
         scores_RK = (sum_RK / len(self.stages)).softmax(-1)[:, :-1]
         return scores_RK.reshape(B, N, -1), boxes_RK4.reshape(B, N, boxed, 4)
 
-    def _fused(
-        self, kind: str, features: Tensor, semantic: Optional[Tensor], box_R4: Tensor, image_R: Tensor
-    ) -> Tensor:
+    def _fuse(self, kind: str, features: Tensor, semantic: Optional[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
         """Add the features of HTC's semantic map to the features of regions."""
         if semantic is None or kind not in self.fusion:
             return features
         more = self.semantic_regions([semantic], box_R4, image_R)
         return features + F.adaptive_avg_pool2d(more, (features.shape[-2], features.shape[-1]))
 
-    def _masks(
+    def _compute_masks(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor
     ) -> Tensor:
         """Return the masks of objects inside the boxes, from 0 to 1: (n, Y, X)."""
@@ -130,7 +128,7 @@ class RegionHead(boxes.Head):
         for index, head in enumerate(self.mask_heads):
             if features is None or (len(self.mask_regions) > 1 and not self.is_htc):
                 regions = self.mask_regions[-1 if self.is_htc else min(index, len(self.mask_regions) - 1)]
-                features = self._fused('mask', regions(maps, box_n4, image_n), semantic, box_n4, image_n)
+                features = self._fuse('mask', regions(maps, box_n4, image_n), semantic, box_n4, image_n)
             logits: Any = head(features, passed) if self.passes_on else head(features)
             logits, passed = (logits, None) if isinstance(logits, Tensor) else logits
             masks_nKYX = logits.sigmoid()
@@ -141,5 +139,5 @@ class RegionHead(boxes.Head):
         return mean
 
 
-def _listed(modules: Any) -> nn.ModuleList:
+def _make_module_list(modules: Any) -> nn.ModuleList:
     return modules if isinstance(modules, nn.ModuleList) else nn.ModuleList([modules])
