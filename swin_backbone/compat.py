@@ -120,7 +120,7 @@ def symbolic_views() -> AbstractContextManager[Any]:
     return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
 
 
-def unpickler_of_weights(stand_ins: Mapping[str, Any]) -> ModuleType:
+def make_unpickler(stand_ins: Mapping[str, Any]) -> ModuleType:
     """Return torch's unpickler of `torch.load(weights_only=True)`, a `pickle_module`, with further globals.
 
     torch keeps further globals in a list of the process. The result is a second copy of torch's module, whose globals
@@ -153,15 +153,15 @@ def allows_tf32() -> bool:
 GRAPH_TRACERS = ('torch.compile', 'torch.export') if hasattr(torch.compiler, 'set_stance') else ()
 
 # Return the active fake tensor mode, or None. Without torch's function: None.
-fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
+find_fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
 # Return the number of active `TorchDispatchMode`s (counters, fake tensors). Without torch's function: 1.
-num_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)
+count_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)
 
 
 # Return the number of active `TorchFunctionMode`s. Without torch's function: 0.
-num_function_modes: Callable[[], int] = getattr(torch._C, '_len_torch_function_stack', int)
+count_function_modes: Callable[[], int] = getattr(torch._C, '_len_torch_function_stack', int)
 
 
 def changes_functions() -> bool:
@@ -170,7 +170,7 @@ def changes_functions() -> bool:
     Without torch's function: True, if there is any mode.
     """
     mode_at: Callable[[int], Any] = getattr(torch._C, '_get_function_stack_at', lambda _: None)
-    modes = [mode_at(number) for number in range(num_function_modes())]
+    modes = [mode_at(number) for number in range(count_function_modes())]
     return any(type(mode).__name__ != 'DeviceContext' for mode in modes)
 
 

@@ -1,7 +1,7 @@
 """The modes of torch around a call: tracers, autocast, and tables that are cached in eager mode alone.
 
-Ask `tracer_of(x)` where a graph or a transform needs other operations than eager mode, `needs_torch_op()` before a call
-of the compiled library, and `may_be_batched(x)` before a read of memory.
+Call `find_tracer(x)` where a graph or a transform needs other operations than eager mode, `needs_torch_op()` before a
+call of the compiled library, and `may_be_batched(x)` before a read of memory.
 """
 
 from collections import OrderedDict
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from .compat import (
     constant_when_compiled,
-    fake_mode,
+    count_dispatch_modes,
+    find_fake_mode,
     is_exporting,
     is_legacy_batched,
-    num_dispatch_modes,
     peek_transform,
 )
 
@@ -27,7 +27,7 @@ CACHED_BYTES = 2**26  # limit of each decorated function; about 40 picture sizes
 CACHED_TABLES = 16  # never evicted below this number: one picture size needs 8 (4 stages, with and without shift)
 
 
-def tracer_of(x: Tensor) -> Optional[str]:
+def find_tracer(x: Tensor) -> Optional[str]:
     """Return the name of the tracer or transform that is active for `x`, or None in eager mode.
 
     'torch.func' is a transform (grad, vmap, jvp, ...) or forward-mode AD. Without torch's functions: None.
@@ -47,7 +47,7 @@ def needs_torch_op() -> bool:
 
     torch.compile, torch.export and a `TorchDispatchMode` see the library only as operators of torch.
     """
-    return torch.compiler.is_compiling() or num_dispatch_modes() > 0
+    return torch.compiler.is_compiling() or count_dispatch_modes() > 0
 
 
 def is_plain_or_fake(tensor: Tensor) -> bool:
@@ -61,10 +61,10 @@ def may_be_batched(tensor: Tensor) -> bool:
 
     True under any transform of `torch.func` or forward-mode AD, and for a batch of `torch.autograd.functional`.
     """
-    return tracer_of(tensor) == 'torch.func' or is_legacy_batched(tensor)
+    return find_tracer(tensor) == 'torch.func' or is_legacy_batched(tensor)
 
 
-def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
+def find_autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     """Return the dtype of linear layers under autocast; None: autocast is off, or the device has no autocast."""
     if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
@@ -78,12 +78,12 @@ def _has_autocast(device_type: str) -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Switch autocast off: operations keep the dtypes of their inputs."""
-    return nullcontext() if autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False)
+    return nullcontext() if find_autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False)
 
 
-def linear_dtype(x: Tensor) -> torch.dtype:
+def find_linear_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which linear layers compute with `x` now."""
-    return autocast_dtype(x.device.type) or x.dtype
+    return find_autocast_dtype(x.device.type) or x.dtype
 
 
 def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -102,7 +102,7 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         if is_traced or peek_transform() is not None:
             return build(*arguments)
-        key = fake_mode(), *arguments
+        key = find_fake_mode(), *arguments
         # A build without CUDA has no current stream.
         is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
         with lock:

@@ -3,7 +3,7 @@
 Size = tuple[int, int]  # (height, width)
 
 
-def num_offsets(window_size: Size) -> int:
+def count_offsets(window_size: Size) -> int:
     """Return the rows of the relative position bias table of a window."""
     return (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
 

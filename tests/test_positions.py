@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_backbone.models.windows import relative_position_bias
+from swin_backbone.models.windows import make_position_bias
 from swin_backbone.positions import log_spaced_coordinates
 
 
@@ -22,7 +22,7 @@ class Operators(TorchDispatchMode):
 def test_the_gradient_of_the_table_has_no_atomic_adds():
     table_Rh = torch.randn(169, 3, requires_grad=True)
     with Operators() as operators:
-        relative_position_bias(table_Rh, (7, 7)).square().sum().backward()
+        make_position_bias(table_Rh, (7, 7)).square().sum().backward()
     assert not {name for name in operators.names if 'index' in name or 'scatter' in name}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import list_first
-from ..sizes import Size, format_size, num_offsets
+from ..sizes import Size, count_offsets, format_size
 from .errors import CheckpointError, name_in_errors
 from .formats import SWIN_V2
 from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, find_sizes
@@ -77,10 +77,10 @@ def check_tables(weights: Mapping[str, Tensor], window_sizes: Mapping[str, Size]
     """Compare each bias table with the window that the file names, by the name of the table."""
     for key, window in window_sizes.items():
         table = weights.get(key)
-        if table is not None and table.dim() and len(table) != num_offsets(window):
+        if table is not None and table.dim() and len(table) != count_offsets(window):
             raise CheckpointError(
                 f'{key} has {len(table)} rows, and the window {format_size(window)} in the file has '
-                f'{num_offsets(window)}: the file is damaged'
+                f'{count_offsets(window)}: the file is damaged'
             )
 
 

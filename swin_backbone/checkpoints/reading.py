@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from ..compat import unpickler_of_weights
+from ..compat import make_unpickler
 from .download import fetch
 from .errors import CheckpointError, RefusedCheckpoint, name_in_errors
 from .hugging_face import INDEX_SUFFIX, read_shards
@@ -264,7 +264,7 @@ def _make_load_arguments() -> dict[str, Any]:
     """
     if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '').lower() in ('1', 'y', 'yes', 'true'):
         return dict(weights_only=True)
-    return dict(weights_only=False, pickle_module=unpickler_of_weights({**_PLAIN, **STAND_INS}))
+    return dict(weights_only=False, pickle_module=make_unpickler({**_PLAIN, **STAND_INS}))
 
 
 def _replace_stand_ins(value: Any, replaced: dict[int, tuple[Any, Any]]) -> Any:

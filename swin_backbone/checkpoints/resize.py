@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..positions import resize_absolute_position_embedding, resize_relative_position_bias_table
-from ..sizes import Size, format_size, num_offsets
+from ..sizes import Size, count_offsets, format_size
 from .errors import CheckpointError
 
 
@@ -23,7 +23,7 @@ def choose_window_size(table_Rh: Tensor, known: Optional[Size], target: Size) ->
         CheckpointError: if the table is for an unknown rectangle.
     """
     rows = table_Rh.shape[0]
-    window = known or (target if rows == num_offsets(target) else infer_square(table_Rh))
+    window = known or (target if rows == count_offsets(target) else infer_square(table_Rh))
     if window is None:
         raise CheckpointError(
             f'a relative position bias table of {rows} rows is for no square window, and for which rectangle it '
@@ -100,7 +100,7 @@ def infer_window_of_index(index: Tensor) -> Optional[Size]:
     for width in (width for width in range(2, num_places // 2 + 1) if num_places % width == 0):
         window = num_places // width, width
         # The index of place 0 to itself is the middle of the table, to the place below a row of offsets earlier.
-        middle = num_offsets(window) // 2
+        middle = count_offsets(window) // 2
         if offsets[0] == middle and offsets[width] == middle - (2 * width - 1):
             return window
     return None
@@ -121,7 +121,7 @@ def infer_window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
 def infer_square(table_Rh: Tensor) -> Optional[Size]:
     """Return the square window of a bias table, or None."""
     side = (math.isqrt(table_Rh.shape[0]) + 1) // 2
-    return (side, side) if num_offsets((side, side)) == table_Rh.shape[0] else None
+    return (side, side) if count_offsets((side, side)) == table_Rh.shape[0] else None
 
 
 def _resize_wide(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, source: Size, target: Size) -> Tensor:

@@ -20,21 +20,21 @@ from ..replace import Unsupported
 Result = TypeVar('Result')
 Modules = dict[str, Any]  # inside a layer, by name
 PACKAGES = 'swin_backbone', 'torch'  # a forward of their classes depends on the module and the arguments alone
-_recorded_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
+_original_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
 
 
-def record_methods(classes: Iterable[Any]) -> None:
+def remember_methods(classes: Iterable[Any]) -> None:
     """Record the methods of classes that a call may run, for `is_patched`.
 
     Of a class outside this package, only `forward` is recorded. `is_patched` compares `_call_impl` itself.
     """
     for cls in classes:
-        if cls not in _recorded_methods:
-            names = list_methods(cls) if package_of(cls) == PACKAGES[0] else {'forward'}
-            _recorded_methods[cls] = {name: getattr(cls, name) for name in names - {'_call_impl'}}
+        if cls not in _original_methods:
+            names = list_methods(cls) if find_package(cls) == PACKAGES[0] else {'forward'}
+            _original_methods[cls] = {name: getattr(cls, name) for name in names - {'_call_impl'}}
 
 
-def package_of(cls: Any) -> str:
+def find_package(cls: Any) -> str:
     """Return the name of the package of a class."""
     return cls.__module__.partition('.')[0]
 
@@ -49,13 +49,13 @@ def is_changed(module: nn.Module) -> bool:
 
 @constant_when_compiled
 def is_patched(cls: Any) -> bool:
-    """Return whether a call of a class runs another method than at `record_methods`.
+    """Return whether a call of a class runs another method than at `remember_methods`.
 
     Tracers of torch patch the calls of all modules, which are no change of the class.
     """
     if cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl:
         return True
-    return any(getattr(cls, name, None) is not method for name, method in _recorded_methods.get(cls, {}).items())
+    return any(getattr(cls, name, None) is not method for name, method in _original_methods.get(cls, {}).items())
 
 
 def shadows_methods(module: nn.Module, cls: Any) -> bool:
@@ -63,12 +63,12 @@ def shadows_methods(module: nn.Module, cls: Any) -> bool:
     # Dynamo traces neither `isdisjoint` nor `lru_cache`. Each `getattr` adds a guard: a method that is shadowed later
     # recompiles the graph.
     if torch.compiler.is_dynamo_compiling():
-        return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(cls))
+        return any(getattr(module, name) is None or name in module.__dict__ for name in _list_methods_once(cls))
     return not module.__dict__.keys().isdisjoint(list_methods(cls))
 
 
 @constant_when_compiled
-def _methods_when_compiled(cls: Any) -> tuple[str, ...]:
+def _list_methods_once(cls: Any) -> tuple[str, ...]:
     return tuple(sorted(list_methods(cls)))
 
 
@@ -176,7 +176,7 @@ def list_state(layer: nn.Module) -> list[Any]:
 
 def _has_complete_state(layer: nn.Module) -> bool:
     """Return whether `list_state` shows every change of a layer: no other attribute changes in place."""
-    if package_of(type(layer)) not in PACKAGES:
+    if find_package(type(layer)) not in PACKAGES:
         return False
     attributes = [item for module in layer.modules() for item in vars(module).items()]
     return all(name in MODULE_ATTRIBUTES or isinstance(value, IMMUTABLE) for name, value in attributes)
@@ -191,4 +191,4 @@ def forget_readings(module: nn.Module) -> None:
 @lru_cache(maxsize=256)
 def list_own_classes(cls: Any) -> tuple[type, ...]:
     """Return the classes of this package among a class and its bases."""
-    return tuple(base for base in cls.__mro__ if package_of(base) == PACKAGES[0])
+    return tuple(base for base in cls.__mro__ if find_package(base) == PACKAGES[0])

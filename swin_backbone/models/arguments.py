@@ -105,7 +105,7 @@ def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
     """
     kind, options = _read_type('norm_cfg', norm_cfg)
     if kind is None:
-        return _cnn_of_mmcv('norm_cfg', norm_cfg).build_norm_layer(norm_cfg, channels)[1]
+        return _import_cnn('norm_cfg', norm_cfg).build_norm_layer(norm_cfg, channels)[1]
     is_trained = options.pop('requires_grad', True)
     return kind(channels, **{'eps': 1e-5, **options}).requires_grad_(is_trained)  # eps as mmcv's, for all norms
 
@@ -122,7 +122,7 @@ def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     """
     kind, options = _read_type('act_cfg', act_cfg)
     if kind is None:
-        return _cnn_of_mmcv('act_cfg', act_cfg).build_activation_layer(act_cfg)
+        return _import_cnn('act_cfg', act_cfg).build_activation_layer(act_cfg)
     return kind(**options)
 
 
@@ -137,7 +137,7 @@ def _read_type(name: str, config: Mapping[str, Any]) -> tuple[Optional[Callable[
     return kind, options
 
 
-def _cnn_of_mmcv(name: str, config: Mapping[str, Any]) -> Any:
+def _import_cnn(name: str, config: Mapping[str, Any]) -> Any:
     try:
         from mmcv import cnn
     except ImportError as error:

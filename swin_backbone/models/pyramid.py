@@ -18,7 +18,7 @@ from ..checkpoints.load import load_checkpoint
 from ..checkpoints.stored_sizes import check_stored_sizes, drop_index_tables, write_sizes
 from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
-from ..modes import autocast_dtype, tracer_of
+from ..modes import find_autocast_dtype, find_tracer
 from ..positions import resize_absolute_position_embedding
 from ..replace import BACKENDS, is_replaceable, is_replaced, library_disabled, replaceable
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, build_norm, check_out_indices, check_patches
@@ -35,7 +35,7 @@ def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     """
     run: Any = block
     # A graph records the library's operator inside the checkpoint
-    if tracer_of(x_BHWC) is None and is_replaceable(block):
+    if find_tracer(x_BHWC) is None and is_replaceable(block):
         if is_replaced(block, x_BHWC):
             return block(x_BHWC)  # makes the plan again: hooks of the block run first
         run = partial(_run_in_torch, block)
@@ -80,7 +80,7 @@ class SwinStage(nn.Module):
         Args:
             needs_next: False: the patch merging does not run, and the output of the blocks is returned twice.
         """
-        can_checkpoint = tracer_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
+        can_checkpoint = find_tracer(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
             is_checkpointed = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
             x_BHWC = checkpoint_block(block, x_BHWC) if is_checkpointed else block(x_BHWC)
@@ -240,7 +240,7 @@ class SwinPyramid(nn.Module):
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
         emitted = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
-        if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
+        if x_BCHW.dtype == torch.float64 and find_autocast_dtype(x_BCHW.device.type):
             x_BCHW = x_BCHW.float()  # autocast does not cast float64
         with symbolic_views() if is_exporting() else nullcontext():  # a call fewer in eager mode
             x_BHWC = self.patch_embed(x_BCHW)

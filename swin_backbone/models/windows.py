@@ -46,18 +46,18 @@ class Windows(NamedTuple):
         B, H, W, C = x_BHWC.shape
         tokens_BTC, T = x_BHWC.reshape(B, H * W, C), self.height * self.width
         (rows, columns), (Wh, Ww) = self.count_windows(), self.window_size
-        # A graph always pads: a comparison of symbols is a guard. `tracer_of` is too wide: torch.func has numbers.
+        # A graph always pads: a comparison of symbols is a guard. `find_tracer` is too wide: torch.func has numbers.
         has_symbols = torch.compiler.is_dynamo_compiling() or not isinstance(T, int)
         if has_symbols or rows * columns * Wh * Ww > T:
             tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))  # token T: zeros, for padding
-        token_at = token_at_places(self, x_BHWC.device)
-        return tokens_BTC.index_select(1, token_at).view(B * rows * columns, Wh * Ww, C)
+        token_of_place = find_tokens(self, x_BHWC.device)
+        return tokens_BTC.index_select(1, token_of_place).view(B * rows * columns, Wh * Ww, C)
 
     def reverse(self, y_LNC: Tensor, batch: int) -> Tensor:
         """Put the tokens of windows back on their maps: (B, H, W, C)."""
         (rows, columns), (Wh, Ww), C = self.count_windows(), self.window_size, y_LNC.shape[-1]
-        place_of = place_of_tokens(self, y_LNC.device)
-        tokens_BTC = y_LNC.reshape(batch, rows * columns * Wh * Ww, C).index_select(1, place_of)
+        place_of_token = find_places(self, y_LNC.device)
+        tokens_BTC = y_LNC.reshape(batch, rows * columns * Wh * Ww, C).index_select(1, place_of_token)
         return tokens_BTC.view(batch, self.height, self.width, C)
 
     def make_mask(self, device: torch.device) -> Optional[Tensor]:
@@ -100,14 +100,14 @@ EDGE_SLICES = (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _OTHERS), (_ALL, _LAST, _LAS
 
 
 @cached_table
-def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
+def make_edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
     """Return where attention is masked, for each entry of `EDGE_SLICES`: (3, N, N), see `Windows.make_mask`."""
     masked_G1NN: Any = Windows(2 * window_size[0], 2 * window_size[1], window_size, shift).make_mask(device)
     return masked_G1NN[1:, 0]  # of the map of 2 x 2 windows
 
 
 @cached_table
-def token_at_places(windows: Windows, device: torch.device) -> Tensor:
+def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the index of the token at each place of one image, from 0 to T - 1, or T at padding: (G * N,)."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.count_windows(), windows.window_size, windows.pad_before
@@ -120,8 +120,8 @@ def token_at_places(windows: Windows, device: torch.device) -> Tensor:
 
 
 @cached_table
-def place_of_tokens(windows: Windows, device: torch.device) -> Tensor:
-    """Return the place of each token in the windows of one image: (T,). The inverse of `token_at_places`."""
+def find_places(windows: Windows, device: torch.device) -> Tensor:
+    """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.count_windows(), windows.window_size, windows.pad_before
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
@@ -137,7 +137,7 @@ def _swap_middle(x: Tensor) -> Tensor:
     return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
-def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
+def make_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
 
     A row of the table is an offset, query minus key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). The bias is made

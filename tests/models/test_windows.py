@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_backbone import modes
-from swin_backbone.models.windows import Windows, token_at_places
+from swin_backbone.models.windows import Windows, find_tokens
 from swin_backbone.modes import CACHED_TABLES, cached_table
 
 sides = st.integers(1, 19)
@@ -111,9 +111,9 @@ def test_tables_of_a_transform_end_with_the_transform():
     """A table that is made under `torch.func.grad` is wrapped, and the wrapper has no meaning outside."""
 
     def sum_of(x):
-        return x[token_at_places(Windows(5, 9, (3, 4)), x.device) % 45].sum()
+        return x[find_tokens(Windows(5, 9, (3, 4)), x.device) % 45].sum()
 
     torch.func.grad(sum_of)(torch.randn(45))
-    table = token_at_places(Windows(5, 9, (3, 4)), torch.device('cpu'))
+    table = find_tokens(Windows(5, 9, (3, 4)), torch.device('cpu'))
     assert not torch._C._functorch.is_functorch_wrapped_tensor(table)
     assert len(set(table.tolist())) == 46

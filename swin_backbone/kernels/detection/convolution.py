@@ -39,7 +39,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
         and takes_tensor(x_BCHW)
-        and _takes_dtype(_dtype_of(*tensors))
+        and _takes_dtype(_find_dtype(*tensors))
         and all(map(is_readable, tensors))
         and count_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
         and is_within('convolution', max(TILES), len(x_BCHW), *x_BCHW.shape[2:], C, N)
@@ -63,7 +63,7 @@ def choose_tile(x_BHWC: Tensor, is_packed: bool) -> int:
     return min(TILES, key=lambda side: POINTS[side] * (count_tiles(side, *x_BHWC.shape[:3]) + more))
 
 
-def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
+def _find_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
     """Return the dtype of torch's convolution of the tensors; None: torch refuses the tensors."""
     dtypes = {t.dtype for t in tensors}
     if torch.is_autocast_enabled('cpu') and dtypes <= {*FLOATS}:
@@ -92,7 +92,7 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
         ValueError: if an argument does not fit.
     """
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
-    dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
+    dtype = _find_dtype(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=GEMM_DTYPES.get(dtype, dtype)).contiguous()
     y_BHWN = run_computation(_Convolution(cache, is_trained), _convolve_by_torch, x_BHWC, weight_NC33, bias_N)
     return y_BHWN.permute(0, 3, 1, 2).to(dtype=dtype)

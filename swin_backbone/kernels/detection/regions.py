@@ -25,10 +25,10 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     Raises:
         ValueError: an argument does not fit.
     """
-    maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
-    structure = _structure(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
+    maps_BCHW, rois_R5 = _make_dense(maps_BCHW), rois_R5.float().contiguous()
+    structure = _make_structure(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
     pooled = require_address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
-    get_libswin().roi_align_forward(byref(structure), _address_of_maps(maps_BCHW), pooled)
+    get_libswin().roi_align_forward(byref(structure), _find_address(maps_BCHW), pooled)
 
 
 def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
@@ -37,11 +37,11 @@ def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: T
     Sums are in float32. The order is equal for any number of threads.
     """
     sums_BCHW, grad_RCIJ, rois_R5 = grad_maps_BCHW, grad_RCIJ.contiguous(), rois_R5.float().contiguous()
-    if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
+    if grad_maps_BCHW.dtype is not torch.float32 or _make_dense(grad_maps_BCHW) is not grad_maps_BCHW:
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
-    structure = _structure(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
+    structure = _make_structure(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
     grad = require_address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
-    get_libswin().roi_align_backward(byref(structure), grad, _address_of_maps(sums_BCHW))
+    get_libswin().roi_align_backward(byref(structure), grad, _find_address(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
 
@@ -64,19 +64,19 @@ def keep_boxes(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: 
     return indices_N[: count.value]
 
 
-def _dense(maps_BCHW: Tensor) -> Tensor:
+def _make_dense(maps_BCHW: Tensor) -> Tensor:
     """Return maps with dense rows or dense channels; a copy if the maps are not dense."""
     dense = maps_BCHW.is_contiguous() or maps_BCHW.is_contiguous(memory_format=torch.channels_last)
     return maps_BCHW if dense else maps_BCHW.contiguous()
 
 
-def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
-    """Return the address of a result of `_dense`."""
+def _find_address(maps_BCHW: Tensor) -> Optional[int]:
+    """Return the address of a result of `_make_dense`."""
     x = maps_BCHW if maps_BCHW.is_contiguous() else maps_BCHW.permute(0, 2, 3, 1)
     return require_address('maps', x, dtype=x.dtype)
 
 
-def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlignStruct:
+def _make_structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlignStruct:
     """Return the library's structure. It has the address of `rois_R5`: keep `rois_R5` alive."""
     (bins, scale, samples, aligned), (B, C, H, W), R = pooling, maps_BCHW.shape, len(rois_R5)
     return RoiAlignStruct(

@@ -15,7 +15,7 @@ from torch import nn
 
 from ...models.pyramid import SwinPyramid
 from ...replace import Reason
-from ..changes import record_methods
+from ..changes import remember_methods
 from ..native.availability import PRECISION_ATTRIBUTE, find_reason_against_dtype
 from ..swin.by_torch import SWIN_LAYERS
 from ..swin.single_layer import plan_single_layer
@@ -72,21 +72,21 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
         for name, module in modules.items()
         if name not in records and _looks_like_block(module)
     ]
-    for (root, origin), blocks in swins.items():
+    for (root, origin_name), blocks in swins.items():
         stages = tuple(sorted(Counter(records[name].channels for name in blocks).items()))
-        outcomes = defaultdict(list)  # differences, by the label of a layer and the reason against the library
+        outcomes = defaultdict(list)  # differences, by the kind of a layer and the reason against the library
         for name in _list_layers(root, modules, records):
             module, record = modules[name], records[name]
             difference, reason = try_layer(module, record)
             if reason is None and not dry_run:
-                record_methods([type(module), *record.types.values()])
+                remember_methods([type(module), *record.types.values()])
                 module.__dict__[RECORD_ATTRIBUTE] = record._replace(stages=stages)
-                module.__class__ = _accelerated_class(module.__class__)
-            outcomes[record.label, reason].append(difference)
-        for (label, reason), differences in outcomes.items():
+                module.__class__ = _make_accelerated_class(module.__class__)
+            outcomes[record.kind, reason].append(difference)
+        for (kind, reason), differences in outcomes.items():
             result = f'compiled library, largest difference {max(differences):.1e}'
-            swin = f'{root or type(model).__name__} ({origin})'
-            lines.append(f'{swin}: {len(differences)} x {label}: {f"unchanged: {reason}" if reason else result}')
+            swin = f'{root or type(model).__name__} ({origin_name})'
+            lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {reason}" if reason else result}')
     return lines
 
 
@@ -172,7 +172,7 @@ def _find_swin_name(block: str) -> str:
 
 
 @cache
-def _accelerated_class(base: Any) -> Any:
+def _make_accelerated_class(base: Any) -> Any:
     """Return a subclass of `base` that calls the library where possible."""
 
     @wraps(base.forward)
@@ -182,23 +182,23 @@ def _accelerated_class(base: Any) -> Any:
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         reduced: Any = base.__reduce_ex__(self, protocol)
-        return _new, (base, *reduced[1][1:]), *reduced[2:]
+        return _make_empty, (base, *reduced[1][1:]), *reduced[2:]
 
-    def as_original(self: Any) -> Any:  # for torch.jit.script
+    def restore_original(self: Any) -> Any:  # for torch.jit.script
         module = base.__new__(base)
         module.__dict__.update(self.__dict__)
         return module
 
-    names = {
+    attributes = {
         BASE_CLASS_ATTRIBUTE: base,
         'forward': forward,
         '__reduce_ex__': reduce_ex,
-        '__prepare_scriptable__': as_original,
+        '__prepare_scriptable__': restore_original,
+        **{name: getattr(base, name) for name in ('__module__', '__qualname__', '__doc__')},
     }
-    about = {'__module__': base.__module__, '__qualname__': base.__qualname__, '__doc__': base.__doc__}
-    return type(base.__name__, (base,), {**names, **about})
+    return type(base.__name__, (base,), attributes)
 
 
-def _new(base: Any, *_: Any) -> Any:
+def _make_empty(base: Any, *_: Any) -> Any:
     """Return an empty accelerated module, which pickle and deepcopy fill."""
-    return _accelerated_class(base).__new__(_accelerated_class(base))
+    return _make_accelerated_class(base).__new__(_make_accelerated_class(base))

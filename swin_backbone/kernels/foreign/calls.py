@@ -21,7 +21,7 @@ def list_argument_names(module: Any) -> list[str]:
     """Return the names of the arguments of `forward`, except those of OPTIONAL. A scripted module has none."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    return [name for name in _parameters_of(type(module).forward)[0] if name not in OPTIONAL]
+    return [name for name in _find_parameters(type(module).forward)[0] if name not in OPTIONAL]
 
 
 def list_modules(layer: nn.Module) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def list_modules(layer: nn.Module) -> dict[str, Any]:
 
 def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Optional[CallArgs]:
     """Return the arguments of a call by name, with defaults and with those of `**kwargs`; None: the call is wrong."""
-    names, defaults, required, takes_any_name = _parameters_of(type(module).forward)
+    names, defaults, required, takes_any_name = _find_parameters(type(module).forward)
     by_position = dict(zip(names, args))
     given: CallArgs = {**by_position, **kwargs}
     is_wrong_name = any(name in by_position or not (takes_any_name or name in names) for name in kwargs)
@@ -41,7 +41,7 @@ def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Optional[CallAr
 
 
 @constant_when_compiled
-def _parameters_of(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...], bool]:
+def _find_parameters(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...], bool]:
     """Return names and defaults of the arguments of a forward, those without a default, and if it has `**kwargs`."""
     return _read_parameters(forward)
 

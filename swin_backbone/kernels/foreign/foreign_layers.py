@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, convert_to_ours
-from ...modes import linear_dtype
+from ...modes import find_linear_dtype
 from ...replace import Unsupported
-from ...sizes import Size, num_offsets
+from ...sizes import Size, count_offsets
 from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import find_reason_against
 from ..native.computations import BlockWeights
@@ -39,7 +39,7 @@ MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'inpu
 class LayerRecord(NamedTuple):
     """How the library computes a layer of another package, and the state of the layer when it was accelerated."""
 
-    label: str  # in the log
+    kind: str  # in the log
     run: Callable[[Any, Modules, 'LayerRecord', CallArgs], Any]  # returns the output, or raises `Unsupported`
     types: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
@@ -129,12 +129,12 @@ def _read_foreign_block(
     if call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         raise Unsupported('The compiled library returns no attention weights, and masks no heads.')
     origin = record.origin
-    windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
+    windows = origin.read_windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     is_v2 = LOGIT_SCALE in tensors
     rows = tensors[COORDINATES].numel() // 2 if is_v2 else len(tensors[BIAS_TABLE])
-    if windows is None or rows != num_offsets(windows.window_size):
+    if windows is None or rows != count_offsets(windows.window_size):
         raise Unsupported('The compiled library lacks the windows of the call, or the position biases are of others.')
     scale = 1.0
     if not is_v2:
@@ -196,7 +196,7 @@ def run_merging(module: Any, modules: Modules, record: LayerRecord, call_args: C
     )  # fmt: skip
     y_BHWC = recipe.plan(module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
-    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
+    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(find_linear_dtype(x_BHWC))
 
 
 def run_embedding(module: Any, modules: Modules, record: LayerRecord, call_args: CallArgs) -> Any:
@@ -212,7 +212,7 @@ def run_embedding(module: Any, modules: Modules, record: LayerRecord, call_args:
     recipe = make_projection_recipe(module, x, tensors, is_merging=False, eps=eps, post_norm=True, by_torch=by_torch)
     y_BHWC = recipe.plan(module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
-    y = y_BHWC.flatten(1, 2) if 'x' in call_args else y_BHWC.flatten(1, 2).to(linear_dtype(x))
+    y = y_BHWC.flatten(1, 2) if 'x' in call_args else y_BHWC.flatten(1, 2).to(find_linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
 
 
@@ -223,7 +223,7 @@ def run_norm(norm: Any, modules: Modules, record: LayerRecord, call_args: CallAr
         raise Unsupported('The compiled library normalises each token of (B, T, C).')
     x_BT1C = x_BTC[:, :, None]
     y_BCT = make_norm_recipe(norm).plan(norm, x_BT1C.shape)(x_BT1C)[..., 0]
-    return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
+    return y_BCT.transpose(1, 2).to(find_linear_dtype(x_BTC))
 
 
 def _call_original(

@@ -32,7 +32,7 @@ class Origin(NamedTuple):
     format: Format  # of checkpoints: the names of weights
     block_prefix: str  # of the names of a block's tensors in the format
     arguments: str  # of `forward`, without OPTIONAL
-    windows: Callable[[Any, CallArgs, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
+    read_windows: Callable[[Any, CallArgs, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
     drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
     pads_first: bool = True  # see `BlockSettings`
 
@@ -40,10 +40,10 @@ class Origin(NamedTuple):
 def read_windows(block: Any, call_args: CallArgs, size: Size) -> Windows:
     """Return the windows of a block that pads the map, then rolls."""
     owner = block if hasattr(block, 'window_size') else block.attn
-    return Windows(*size, _pair(owner.window_size), _pair(owner.shift_size))
+    return Windows(*size, _make_pair(owner.window_size), _make_pair(owner.shift_size))
 
 
-def _pair(size: Union[int, Iterable[int]]) -> Size:
+def _make_pair(size: Union[int, Iterable[int]]) -> Size:
     height, width = size if isinstance(size, Iterable) else (size, size)
     return height, width
 
@@ -61,11 +61,11 @@ def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Win
         return windows
     if given_GNN is None or needs_torch_op():  # a graph cannot compare masks
         return None
-    return windows if torch.equal(given_GNN != 0, masked_places(windows)) else None
+    return windows if torch.equal(given_GNN != 0, find_masked_places(windows)) else None
 
 
 @cached_table
-def masked_places(windows: Windows) -> Tensor:
+def find_masked_places(windows: Windows) -> Tensor:
     """Return where attention is masked in shifted windows, (G, N, N), on the CPU."""
     masked_G1NN: Any = windows.make_mask(torch.device('cpu'))
     return masked_G1NN[:, 0]
@@ -97,7 +97,7 @@ _OFFICIAL_DETECTOR = Origin(
     'official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _read_detection
 )
 _OFFICIAL_CLASSIFIER = _OFFICIAL_DETECTOR._replace(
-    name='official classification code', arguments='x', windows=read_windows
+    name='official classification code', arguments='x', read_windows=read_windows
 )
 _TRANSFORMERS = Origin(
     'transformers',
@@ -110,7 +110,7 @@ BLOCK_ORIGINS = (
     _OPENMMLAB._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
     _OPENMMLAB,
     _OFFICIAL_CLASSIFIER._replace(
-        name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False
+        name='timm', read_windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False
     ),
     _OFFICIAL_DETECTOR,
     _OFFICIAL_CLASSIFIER,
@@ -127,13 +127,13 @@ def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
     for origin in BLOCK_ORIGINS:
         has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
         if list_argument_names(block) == origin.arguments.split() and has_drop_paths:
-            names = _names_in_block(block, origin)
+            names = _find_names(block, origin)
             if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.SWIN_V1):
                 return origin, names
     return None
 
 
-def _names_in_block(block: nn.Module, origin: Origin) -> Names:
+def _find_names(block: nn.Module, origin: Origin) -> Names:
     """Return our name of each tensor of a block, with the name in the block."""
     names: Names = {}
     for path, module in list_modules(block).items():

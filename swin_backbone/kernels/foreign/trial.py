@@ -18,7 +18,7 @@ from ..native.availability import find_reason_against
 from ..native.memory import require_address
 from .calls import CallArgs, list_argument_names
 from .foreign_layers import RECORD_ATTRIBUTE, LayerRecord, list_rates, run_embedding, try_native
-from .origins import masked_places, read_windows
+from .origins import find_masked_places, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
@@ -69,8 +69,8 @@ def _compare(module: Any, record: LayerRecord) -> float:
     # Divide differences by the largest number of their tensor, for gradients by no less than a tenth of the largest
     # gradient: the true gradient of a key's bias is 0.
     least = max(float(gradient.abs().max()) for gradient in gradients) / 10
-    difference = max(_relative(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
-    gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
+    difference = max(_find_error(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
+    gradient_difference = max(_find_error(a, b, least) for a, b in zip(our_gradients, gradients))
     is_equal = difference <= OUTPUT_TOLERANCE and gradient_difference <= GRADIENT_TOLERANCE
     largest = max(difference, gradient_difference)
     if not is_equal:
@@ -96,7 +96,7 @@ def _make_example(module: Any, record: LayerRecord, generator: torch.Generator) 
         module.H, module.W = size
         windows = read_windows(module, {}, size)
         is_shifted = any(windows.shift)
-        call_args['mask_matrix'] = torch.where(masked_places(windows), -100.0, 0.0) if is_shifted else None
+        call_args['mask_matrix'] = torch.where(find_masked_places(windows), -100.0, 0.0) if is_shifted else None
     shape = size if is_map else (math.prod(size),)
     return [_draw((2, *shape, record.channels), generator), *(call_args[name] for name in names[1:])]
 
@@ -106,7 +106,7 @@ def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 
 
-def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
+def _find_error(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
     """Return the largest difference, divided by the original's largest number, or by `least` if this is more."""
     return float((ours - original).abs().max()) / max(float(original.abs().max()), least)
 

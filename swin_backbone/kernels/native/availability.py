@@ -13,8 +13,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ...compat import GRAPH_TRACERS, changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
-from ...modes import is_plain_or_fake, needs_torch_op, tracer_of
+from ...compat import GRAPH_TRACERS, changes_functions, constant_when_compiled, count_function_modes, has_global_hooks
+from ...modes import find_tracer, is_plain_or_fake, needs_torch_op
 from ...replace import Reason, is_library_disabled
 from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, ImagesStruct, ProjectionStruct, get_libswin, load_library
 from .memory import empty, is_readable, pack_linear
@@ -30,7 +30,7 @@ def find_reason_against(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float3
     Args:
         dtypes: allowed for `x`; ignored under autocast, where any floating dtype is allowed.
     """
-    tracer = tracer_of(x)
+    tracer = find_tracer(x)
     if x.device.type != 'cpu':
         return f'The compiled library is for CPUs, not {x.device.type}.'
     if tracer not in (None, *GRAPH_TRACERS) or (tracer and _is_onnx_export()):
@@ -41,7 +41,7 @@ def find_reason_against(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float3
         return f'The compiled library takes {allowed}, or any floating dtype under autocast, not {x.dtype}.'
     if has_global_hooks():
         return 'The compiled library calls no modules, and a hook on all modules is registered.'
-    if tracer is None and num_function_modes() and changes_functions():
+    if tracer is None and count_function_modes() and changes_functions():
         return 'The compiled library calls no functions of torch, and a mode of torch receives them.'
     if not (is_plain_or_fake(x) if needs_torch_op() else is_readable(x)):
         return f'The compiled library reads memory, and this {type(x).__name__} has no memory of its own on the CPU.'
@@ -99,9 +99,9 @@ def is_gemm_correct(dtype: torch.dtype) -> bool:
 
 
 def _is_gemm_correct(dtype: torch.dtype) -> bool:
-    of_float32: dict[str, Any] = dict(dtype=torch.float32, device='cpu')
-    image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
-    weight_NCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
+    options: dict[str, Any] = dict(dtype=torch.float32, device='cpu')
+    image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **options).sin().view(2, 4, 48, 32)
+    weight_NCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **options).cos().view(96, 4, 16, 16)
     panels, y_BHWN = pack_linear(weight_NCHW, dtype, unit=1), empty(2, 3, 2, 96)
     images = ImagesStruct(
         pixels=image_BCHW.data_ptr(), batch=2, channels=4, height=48, width=32, stride=tuple(image_BCHW.stride()),

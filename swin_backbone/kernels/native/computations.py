@@ -78,7 +78,7 @@ class BlockWeights(NamedTuple):
         return self[4:]
 
 
-def fields_of_block(addresses: Sequence[Any]) -> dict[str, Any]:
+def name_fields(addresses: Sequence[Any]) -> dict[str, Any]:
     """Return addresses of tensors, in the order of `BlockWeights`, by field of the structures of a block."""
     norms = dict(zip(BlockWeights._fields[8:14], addresses[8:14]))
     others = dict(position_bias=addresses[14], cosine_scale=addresses[15])
@@ -136,7 +136,7 @@ class BlockComputation(NamedTuple):
 
     def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         gradients = [shape, *self.list_shapes(len(BlockWeights(*weights).proj_weight))]
-        return ResultShapes(shape, gradients, self.max_saved_bytes(shape, *weights))
+        return ResultShapes(shape, gradients, self.bound_saved_bytes(shape, *weights))
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> BlockStruct:
         h, D, scale, eps, bias_window, pads_first = self.settings
@@ -167,7 +167,7 @@ class BlockComputation(NamedTuple):
         ]
         addresses: list[Any] = [require_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels]
         addresses += [require_address('vector', tensor) for tensor in vectors]
-        return Packed([*panels, *vectors], fields_of_block(addresses))
+        return Packed([*panels, *vectors], name_fields(addresses))
 
     def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
@@ -190,10 +190,10 @@ class BlockComputation(NamedTuple):
         num_bytes = LINE + groups * group_bytes
         memory = empty_aligned(num_bytes if self.saved_capacity is None else self.saved_capacity)
         groups = groups if num_bytes <= len(memory) else 0
-        _header_of(memory).fill_(groups)
-        return (memory,), groups, _address_of_saved(memory, groups * group_bytes) if groups else None
+        _find_header(memory).fill_(groups)
+        return (memory,), groups, _find_saved_address(memory, groups * group_bytes) if groups else None
 
-    def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
+    def bound_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
         """Return bytes for the saved activations, whatever groups of windows the library chooses.
 
         The library cannot be asked: in a graph the sizes are symbols. This is an upper bound for groups of at most 32
@@ -230,13 +230,13 @@ class BlockComputation(NamedTuple):
             (memory,) = saved
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = empty_aligned(memory.nbytes).copy_(memory)
-            groups = int(_header_of(memory))
+            groups = int(_find_header(memory))
             if groups:
-                saved_ptr = _address_of_saved(memory, groups * _find_saved_size(prepared, groups)[1])
+                saved_ptr = _find_saved_address(memory, groups * _find_saved_size(prepared, groups)[1])
         gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
         addresses: list[Any] = [require_address('gradient', tensor) for tensor in gradients]
         panel_ptrs = [require_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
-        structure = BlockGradientsStruct(x=addresses[0], **fields_of_block(addresses[1:]))
+        structure = BlockGradientsStruct(x=addresses[0], **name_fields(addresses[1:]))
         x_ptr = require_address('x', x_BHWC)
         grad_ptr = require_address('gradient', grad_BHWC, shape)
         get_libswin().block_backward(
@@ -252,7 +252,7 @@ def _find_saved_size(block: BlockStruct, groups: int) -> tuple[int, int]:
     return number.value, group_bytes.value
 
 
-def _header_of(memory: Tensor) -> Tensor:
+def _find_header(memory: Tensor) -> Tensor:
     """Return the header of a block's saved memory: the number of groups whose activations follow. 0: none.
 
     Backward has tensors alone, and the number of threads, which decides on groups, may have changed since.
@@ -260,7 +260,7 @@ def _header_of(memory: Tensor) -> Tensor:
     return memory[:8].view(torch.int64)
 
 
-def _address_of_saved(memory: Tensor, saved_bytes: int) -> int:
+def _find_saved_address(memory: Tensor, saved_bytes: int) -> int:
     """Return the address of the saved activations in a block's memory, behind the header."""
     header = require_address('saved', memory[: LINE + saved_bytes], (LINE + saved_bytes,), torch.uint8)
     return LINE + (header or 0)

@@ -202,7 +202,7 @@ def load_library() -> tuple[Optional[Library], Optional[str]]:
     except (OSError, AttributeError) as error:
         return None, f'The compiled library does not load: {error}.'
     try:
-        library.use_isa(_isa_of_environment())
+        library.use_isa(_read_isa())
     except ValueError as error:
         return None, f'The compiled library does not run: {error}.'
     return library, None
@@ -227,7 +227,7 @@ def library_path() -> str:
     return str(PATH)
 
 
-def _isa_of_environment() -> Optional[bytes]:
+def _read_isa() -> Optional[bytes]:
     """Return the instruction set of the environment, also of torch's variable; None: the best."""
     limit = os.environ.get('ATEN_CPU_CAPABILITY', '').lower()
     name = os.environ.get(ISA_VARIABLE) or (limit if limit in ('default', 'avx2') else None)

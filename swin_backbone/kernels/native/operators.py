@@ -123,7 +123,7 @@ def _make_block(
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
     cache = find_cache(w.qkv_weight)
     computation = BlockComputation(settings, windows, dtype, cache, saves_activations, drop_path_2B=drop_path_2B)
-    return computation._replace(saved_capacity=computation.max_saved_bytes(shape, *w))
+    return computation._replace(saved_capacity=computation.bound_saved_bytes(shape, *w))
 
 
 def _make_projection(

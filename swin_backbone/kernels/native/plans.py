@@ -204,12 +204,12 @@ def _differentiate_by_torch(
     with torch.enable_grad():
         # Gradients are for views: `x` may depend on a weight too, where two layers share it.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
-        y = _outside_vmap(function, *views) if may_be_batched(grad) else function(*views)
+        y = _call_outside_vmap(function, *views) if may_be_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map
     return _differentiate(y, views, needed, grad, create_graph)
 
 
-def _outside_vmap(function: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
+def _call_outside_vmap(function: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
     """Call a function in a new thread, which is outside vmap: vmap forbids the random numbers of drop path."""
 
     def call() -> Tensor:

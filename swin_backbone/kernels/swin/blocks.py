@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layers.swin_v2_block import cosine_scale
-from ...models.windows import Windows, relative_position_bias
+from ...models.layers.swin_v2_block import compute_cosine_scale
+from ...models.windows import Windows, make_position_bias
 from ...modes import without_autocast
 from ...positions import log_spaced_coordinates
 from ...sizes import Size
@@ -79,18 +79,18 @@ def make_block_weights(w: Mapping[str, Any], window_size: Size, bias_window: Siz
     """
     fields: dict[str, Any] = {field: w.get(name) for field, name in FIELDS.items()}
     if LOGIT_SCALE not in w:
-        fields['position_bias_hNN'] = relative_position_bias(w[BIAS_TABLE], window_size, bias_window)
+        fields['position_bias_hNN'] = make_position_bias(w[BIAS_TABLE], window_size, bias_window)
         return BlockWeights(**fields)
     coordinates = w.get(COORDINATES)
     if coordinates is None:
         coordinates = log_spaced_coordinates(window_size, bias_window, torch.device('cpu'), torch.float32)
-    fields['position_bias_hNN'] = relative_position_bias(_continuous_table(w, coordinates), window_size)
-    fields['qkv_bias'] = _qkv_bias(w)
-    fields['cosine_scale_h'] = cosine_scale(w[LOGIT_SCALE])
+    fields['position_bias_hNN'] = make_position_bias(_make_continuous_table(w, coordinates), window_size)
+    fields['qkv_bias'] = _join_qkv_bias(w)
+    fields['cosine_scale_h'] = compute_cosine_scale(w[LOGIT_SCALE])
     return BlockWeights(**fields)
 
 
-def _continuous_table(w: Mapping[str, Any], coordinates: Tensor) -> Tensor:
+def _make_continuous_table(w: Mapping[str, Any], coordinates: Tensor) -> Tensor:
     """Return the table of position biases of Swin V2, (R, h), from `cpb_mlp` (Liu et al. 2022, equation 3).
 
     Args:
@@ -102,7 +102,7 @@ def _continuous_table(w: Mapping[str, Any], coordinates: Tensor) -> Tensor:
         return 16 * F.linear(hidden, last).sigmoid().flatten(0, -2)
 
 
-def _qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
+def _join_qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
     """Return the bias (3C,) of query, key and value of Swin V2. The bias of the key is 0."""
     bias_3C, (q_bias, v_bias) = w.get(f'{ATTENTION_PREFIX}qkv.bias'), (w.get(name) for name in QKV_BIASES)
     if bias_3C is not None:

@@ -26,7 +26,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
             module.training = False  # training may have dropout
         layer.__dict__[PRECISION_ATTRIBUTE] = precision
         with torch.no_grad():
-            x = torch.zeros(_input_shape(layer, size), dtype=torch.float32, device='cpu')
+            x = torch.zeros(_find_input_shape(layer, size), dtype=torch.float32, device='cpu')
             plans = [
                 replacement.make_plan(layer, x)
                 for replacement in cls.forward.replacements
@@ -42,7 +42,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
     return plans[0] if plans else None
 
 
-def _input_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
+def _find_input_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
     """Return the shape of an input of a layer of ours, by the sizes of its modules."""
     if isinstance(layer, PatchEmbed):
         return 1, layer.projection.in_channels, *(size or layer.patch_size)

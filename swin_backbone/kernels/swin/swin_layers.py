@@ -19,8 +19,8 @@ from ...models.layers.block import DropPath, SwinBlock
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
 from ...replace import Plan, PlanOrReason, Unsupported
-from ...sizes import Size, num_offsets
-from ..changes import Modules, is_changed, read_modules, record_methods
+from ...sizes import Size, count_offsets
+from ..changes import Modules, is_changed, read_modules, remember_methods
 from ..native.availability import find_dtype_and_gradients
 from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
 from ..native.interface import MakeWeights, Weights, as_given
@@ -79,7 +79,7 @@ TYPES = {  # by (whether a block is of V2, whether it has a third norm)
 }
 PROJECTION_NORM = ['norm.weight', 'norm.bias']
 BLOCKS = SwinBlock, SwinV2Block
-record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPES_V1.values(), *TYPES_V2.values()])
+remember_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPES_V1.values(), *TYPES_V2.values()])
 
 
 def plan_stage(stage: Any, x_BHWC: Tensor, needs_next: bool = True) -> Optional[Plan]:
@@ -150,7 +150,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> La
         shapes = dict(zip((LOGIT_SCALE, *CPB, *QKV_BIASES), sizes))
     else:
         bias_window = attention.window_size
-        shapes = {BIAS_TABLE: (num_offsets(bias_window), tensors[BIAS_TABLE].shape[-1])}
+        shapes = {BIAS_TABLE: (count_offsets(bias_window), tensors[BIAS_TABLE].shape[-1])}
         if any(side > table_side for side, table_side in zip(windows.window_size, bias_window)):
             raise Unsupported(
                 f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
-from ...modes import linear_dtype, tracer_of
+from ...modes import find_linear_dtype, find_tracer
 from ...replace import Reason
 from ...sizes import Size, format_size
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
@@ -33,13 +33,13 @@ def find_reason_against_attention(attention: Any, x: Tensor, windows: Windows) -
     Args:
         attention, x, windows: see `BaseAttention.forward`.
     """
-    dtype, is_chosen = linear_dtype(x), attention.backend == 'triton'
+    dtype, is_chosen = find_linear_dtype(x), attention.backend == 'triton'
     if not is_chosen and x.device.type != 'cuda':
         return 'The kernel is for CUDA.'
     if not is_chosen and dtype == torch.float32 and not allows_tf32():
         return 'Without TF32, tensor cores multiply no float32.'
     dropout = attention.attn_drop_rate if attention.training else 0.0
-    reason = _find_reason_against_settings(tracer_of(x), dtype, windows.window_size, dropout)
+    reason = _find_reason_against_settings(find_tracer(x), dtype, windows.window_size, dropout)
     if reason is None:
         (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
         if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again

@@ -18,15 +18,15 @@ def launch_forward(
     """Return the results of `attend_in_windows`."""
     from .kernels.forward import attend
 
-    qkv_T3C = _with_dense_rows(qkv_T3C)
+    qkv_T3C = _make_rows_dense(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
-    options = tiles.query_options()
+    options = tiles.make_query_options()
     with _current_device(qkv_T3C.device):
-        attend[tiles.grid(options)](
+        attend[tiles.choose_grid(options)](
             *(qkv_T3C, padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous(), out_TC, lse_LhN),
             *(qkv_T3C.stride(0), *tiles.sizes, scale),
-            **tiles.constants(),
+            **tiles.make_constants(),
             **options,
         )
     return out_TC, lse_LhN
@@ -46,10 +46,10 @@ def launch_backward(
     """Return the results of `attend_in_windows_backward`."""
     from .kernels.backward import attend_backward, attend_backward_queries
 
-    grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
+    grad_TC, qkv_T3C = grad_TC.contiguous(), _make_rows_dense(qkv_T3C)
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
-    options, constants = tiles.key_options(), tiles.constants()
-    _, num_programs, blocks = grid = tiles.grid(options)
+    options, constants = tiles.make_key_options(), tiles.make_constants()
+    _, num_programs, blocks = grid = tiles.choose_grid(options)
     grad_bias_PhNN = lse_LhN.new_empty(num_programs, *bias_hNN.shape)
     grad_padding_P2C = lse_LhN.new_zeros((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
@@ -58,9 +58,9 @@ def launch_backward(
     delta_LhN = torch.empty_like(lse_LhN) if blocks > 1 else lse_LhN  # a single tile does not read it
     with _current_device(qkv_T3C.device):
         if blocks > 1:
-            of_queries = tiles.query_options(num_stages=1)
-            attend_backward_queries[tiles.grid(of_queries)](
-                *(*tensors, delta_LhN, out_TC, grad_qkv_T3C, *sizes), **constants, **of_queries
+            query_options = tiles.make_query_options(num_stages=1)
+            attend_backward_queries[tiles.choose_grid(query_options)](
+                *(*tensors, delta_LhN, out_TC, grad_qkv_T3C, *sizes), **constants, **query_options
             )
         attend_backward[grid](
             *(*tensors, delta_LhN, grad_qkv_T3C, grad_bias_PhNN, grad_padding_P2C, *sizes),
@@ -79,5 +79,5 @@ def _current_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 
 
-def _with_dense_rows(x: Tensor) -> Tensor:
+def _make_rows_dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...models.layers.attention import WindowAttention
 from ...models.windows import Windows
-from ...modes import linear_dtype
+from ...modes import find_linear_dtype
 from ...replace import Plan, Reason
 from ..changes import is_changed
 from .availability import find_reason_against_attention
@@ -43,6 +43,6 @@ def _project_padding(attention: Any, x_BHWC: Tensor) -> Tensor:
     qkv = attention.qkv
     is_linear = type(attention).project is WindowAttention.project and type(qkv) is nn.Linear and not is_changed(qkv)
     if is_linear and qkv.bias is not None:
-        return qkv.bias.to(linear_dtype(x_BHWC))
+        return qkv.bias.to(find_linear_dtype(x_BHWC))
     padding_3C = attention.project(x_BHWC.new_zeros(1, x_BHWC.shape[-1]))[0]
     return padding_3C

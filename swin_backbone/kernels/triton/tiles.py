@@ -66,7 +66,7 @@ class Tiles:
         self.num_tokens = batch * height * width
         self.places = window_size[0] * window_size[1]
         self.heads, self.channels = bias_hNN.shape[0], qkv_T3C.shape[1] // 3
-        self.head_tile = _tile(self.channels // self.heads)
+        self.head_tile = _round_to_tile(self.channels // self.heads)
         self.dtype, self.device = qkv_T3C.dtype, qkv_T3C.device
         self.tf32 = self.dtype == torch.float32 and allows_tf32()
         # Offsets of elements of q, k and v, or of a place's log-sum-exp
@@ -79,28 +79,28 @@ class Tiles:
     @property
     def variant(self) -> Variant:
         (Wh, Ww), (down, right) = self.window_size, self.shift
-        of_maps = (Wh, Ww), (down, right), self.mask_padding, self.is_wide
-        return Variant(self.device, self.dtype, self.channels // self.heads, *of_maps, self.tf32)
+        map_settings = (Wh, Ww), (down, right), self.mask_padding, self.is_wide
+        return Variant(self.device, self.dtype, self.channels // self.heads, *map_settings, self.tf32)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.num_windows, self.num_tokens, *self.size, *self.counts
 
-    def query_options(self, num_stages: int = 2) -> dict[str, Any]:
+    def make_query_options(self, num_stages: int = 2) -> dict[str, Any]:
         """Return the options of a kernel for queries: the sides of a tile, warps and stages.
 
         In a backward, tiles of a second stage would fill too many registers.
         """
-        side = min(ONE_TILE, _tile(self.places))
+        side = min(ONE_TILE, _round_to_tile(self.places))
         return dict(Q=side, K=side, num_warps=4, num_stages=num_stages)
 
-    def key_options(self) -> dict[str, Any]:
+    def make_key_options(self) -> dict[str, Any]:
         """Return the options of the kernel for gradients of keys. A single tile also computes gradients of queries."""
         if self.places <= ONE_TILE:
-            return self.query_options(num_stages=1)  # 8 warps take 128 rows, and a tile has 64
-        return dict(Q=_tile(self.places), K=32, num_warps=8, num_stages=1)
+            return self.make_query_options(num_stages=1)  # 8 warps take 128 rows, and a tile has 64
+        return dict(Q=_round_to_tile(self.places), K=32, num_warps=8, num_stages=1)
 
-    def constants(self) -> dict[str, Any]:
+    def make_constants(self) -> dict[str, Any]:
         """Return the compile-time constants of a kernel, without tile sizes."""
         from triton import language
 
@@ -118,19 +118,19 @@ class Tiles:
             INDEX=language.int64 if self.is_wide else language.int32,
         )
 
-    def grid(self, options: dict[str, Any]) -> tuple[int, int, int]:
+    def choose_grid(self, options: dict[str, Any]) -> tuple[int, int, int]:
         """Return heads, programs for all windows, blocks. Heads are the fastest axis, since heads share cache lines.
 
         The number of programs is about the device's capacity. The programs' numbers of windows are almost equal. The
         number of places of a block is the shorter side of a tile.
         """
         blocks = -(-self.places // min(options['Q'], options['K']))
-        programs = self.programs or 4 * _programs_of(self.device) // (options['num_warps'] * self.heads * blocks)
+        programs = self.programs or 4 * _count_programs(self.device) // (options['num_warps'] * self.heads * blocks)
         rounds = -(-self.num_windows // max(1, programs))
         return self.heads, max(1, -(-self.num_windows // max(1, rounds))), blocks
 
 
-def _programs_of(device: torch.device) -> int:
+def _count_programs(device: torch.device) -> int:
     if device.type != 'cuda':
         return PROGRAMS_OF_A_CPU
     return PROGRAMS_OF_A_MULTIPROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -141,6 +141,6 @@ def is_interpreted() -> bool:
     return os.environ.get('TRITON_INTERPRET') == '1'
 
 
-def _tile(length: int) -> int:
+def _round_to_tile(length: int) -> int:
     """Return the side of a tile for tensor cores: the next power of two, at least 16."""
     return max(16, 1 << (length - 1).bit_length())

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...compat import without_cudnn_attention
-from ...modes import tracer_of
+from ...modes import find_tracer
 from ...replace import replaceable
 from ...sizes import Size
-from ..windows import EDGE_SLICES, Windows, edge_masks, relative_position_bias
+from ..windows import EDGE_SLICES, Windows, make_edge_masks, make_position_bias
 
 # Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention. A graph has the
 # products on every device: exporters know them, and a graph cannot record the flag that `_attend_fused` sets.
@@ -49,14 +49,14 @@ class BaseAttention(nn.Module):
         qkv_LN3C = self.project(windows.partition(x_BHWC))
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias_LhNN = bias_hNN.to(q.dtype)[None]
-        is_traced = tracer_of(x_BHWC) is not None
+        is_traced = find_tracer(x_BHWC) is not None
         edges: Edges = []
         if windows.mask_padding or is_traced:  # a graph cannot slice by the number of windows: all get a mask
             masked_G1NN = windows.make_mask(q.device)
             if masked_G1NN is not None:
                 bias_LhNN = bias_LhNN.masked_fill(masked_G1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
-            edges = [*zip(EDGE_SLICES, edge_masks(windows.window_size, windows.shift, q.device))]
+            edges = [*zip(EDGE_SLICES, make_edge_masks(windows.window_size, windows.shift, q.device))]
         window_grid = B, *windows.count_windows()
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
@@ -131,7 +131,7 @@ class WindowAttention(BaseAttention):
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows no larger than the table's."""
-        return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
+        return make_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Return query, key and value of tokens, concatenated: (..., 3C)."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...modes import tracer_of
+from ...modes import find_tracer
 from ...replace import replaceable
 from ..arguments import build_norm
 
@@ -41,7 +41,7 @@ class PatchEmbed(nn.Module):
         """Map (B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
         # With `%` in place of `//`, torch.export cannot prove that a side of the map is above 0.
         missing = [(n + patch - 1) // patch * patch - n for n, patch in zip(image_BCHW.shape[-2:], self.patch_size)]
-        tracer = tracer_of(image_BCHW)
+        tracer = find_tracer(image_BCHW)
         if tracer or any(missing):  # a graph must not compare sizes, and always pads
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
         # A convolution of channels_last memory writes the channels of a token side by side, as the norm reads them.

@@ -18,7 +18,7 @@ from ...positions import log_spaced_coordinates
 from ...replace import replaceable
 from ...sizes import Size
 from ..arguments import build_norm
-from ..windows import relative_position_bias
+from ..windows import make_position_bias
 from .attention import BaseAttention, ShiftedWindowAttention
 from .block import BaseBlock, DropPath, build_mlp
 
@@ -71,7 +71,7 @@ class WindowAttentionV2(BaseAttention):
         The MLP computes in at least float32, also under autocast: half precision gives many offsets an equal bias.
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
-        wide_dtype = _wide_dtype(self.logit_scale)
+        wide_dtype = _find_wide_dtype(self.logit_scale)
         coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device, wide_dtype)
         with without_autocast(device.type):
             if dtype == wide_dtype:
@@ -81,14 +81,14 @@ class WindowAttentionV2(BaseAttention):
                 first_weight, first_bias = first.weight.to(wide_dtype), first.bias.to(wide_dtype)
                 hidden = activation(F.linear(coordinates_R2, first_weight, first_bias))
                 table_Rh = F.linear(hidden, last.weight.to(wide_dtype))
-            return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
+            return make_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Return queries of length `scale_h` of their head, keys of length 1, and values, concatenated."""
         qkv: Tensor = self.qkv(tokens)
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
-        return normalise_qk(qkv, cosine_scale(self.logit_scale))
+        return normalise_qk(qkv, compute_cosine_scale(self.logit_scale))
 
     @property
     def qkv_bias(self) -> Optional[Tensor]:
@@ -149,11 +149,11 @@ class SwinV2Block(BaseBlock):
         return x_BHWC if self.norm3 is None else self.norm3(x_BHWC)
 
 
-def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
+def compute_cosine_scale(logit_scale_h11: Tensor) -> Tensor:
     """Return the factors on cosines, exp(logit_scale), at most 100: (h,), in float32 at least."""
     scale_h = logit_scale_h11.flatten()
     # torch.compile of dynamic sizes turns a global float into a symbol, which `checkpoint` rejects (torch 2.13).
-    return scale_h.to(_wide_dtype(scale_h)).clamp(max=math.log(100)).exp()
+    return scale_h.to(_find_wide_dtype(scale_h)).clamp(max=math.log(100)).exp()
 
 
 def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
@@ -162,20 +162,20 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     The dtype is the input's. Lengths are computed in float32 at least: no square overflows. A vector shorter than
     1e-12, for example a key of padding, has no direction. The result for a short vector is 0, without gradient.
     """
-    qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide_dtype(qkv_T3C)
+    qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _find_wide_dtype(qkv_T3C)
     qk_T2hd = qkv_T3hd[..., :2, :, :]
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
-    is_short_T2h = lengths_T2h <= 1e-12  # as torch.nn.functional.normalize; no global float, see `cosine_scale`
+    is_short_T2h = lengths_T2h <= 1e-12  # as torch.nn.functional.normalize; no global float, see `compute_cosine_scale`
     # The second derivative of the length of a zero vector is NaN, even if no result depends on the length. A traced
     # graph may run with or without gradients.
     if torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
         lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
-    targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
-    factors_T2h = (targets_2h / lengths_T2h).masked_fill(is_short_T2h, 0.0)
+    new_lengths_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
+    factors_T2h = (new_lengths_2h / lengths_T2h).masked_fill(is_short_T2h, 0.0)
     factors_T3h1 = torch.cat([factors_T2h, torch.ones_like(factors_T2h[..., :1, :])], dim=-2)[..., None]
     return (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype).flatten(-3)
 
 
-def _wide_dtype(x: Tensor) -> torch.dtype:
+def _find_wide_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ...kernels.detection.convolution import convolve, takes_maps
 from ...kernels.native.memory import Cache, find_cache
-from ...modes import tracer_of
+from ...modes import find_tracer
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
 
@@ -42,7 +42,7 @@ def channels_last(x: Tensor) -> Tensor:
 
     In a graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W), has none.
     """
-    is_changed = x.dim() == 4 and tracer_of(x) is None
+    is_changed = x.dim() == 4 and find_tracer(x) is None
     return x.contiguous(memory_format=torch.channels_last) if is_changed else x
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ...compat import has_global_hooks
 from ...kernels.changes import is_changed
 from ...kernels.native.memory import Cache, find_cache
-from ...modes import tracer_of
+from ...modes import find_tracer
 from .conv3x3 import conv_3x3, is_plain
 
 
@@ -52,7 +52,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     conv = module.conv
     return (
         x.device.type == 'cpu'
-        and tracer_of(x) is None
+        and find_tracer(x) is None
         and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
         and not (has_global_hooks() or is_changed(module) or is_changed(conv))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...models.layers.attention import WindowAttention
 from ...models.layers.swin_v2_block import WindowAttentionV2
 from ...models.pyramid import SwinPyramid
-from ...models.windows import Windows, token_at_places
+from ...models.windows import Windows, find_tokens
 from ...sizes import Size
 
 
@@ -145,7 +145,7 @@ def _record(
     batch = x_BHWC.shape[0]
     size = windows.height, windows.width
     num_tokens = math.prod(size)
-    token_at_P = token_at_places(windows, x_BHWC.device)
+    token_at_P = find_tokens(windows, x_BHWC.device)
     first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * num_tokens
     token_at_LN = torch.where(token_at_P < num_tokens, token_at_P + first_B1, -1).view(len(weights_LhNN), -1)
     window = windows.window_size

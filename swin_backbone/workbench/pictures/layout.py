@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...models.windows import Windows, token_at_places
+from ...models.windows import Windows, find_tokens
 from ...sizes import Size
 
 PADDING = -1
@@ -80,7 +80,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     cpu = torch.device('cpu')
     rows, columns = windows.count_windows()
     Wh, Ww = window_size
-    token_at = token_at_places(windows, cpu)
+    token_at = find_tokens(windows, cpu)
     token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
     token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()
     number_RC = np.arange(rows * columns).reshape(rows, columns)

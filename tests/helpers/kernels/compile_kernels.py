@@ -64,11 +64,11 @@ def main():
         qkv_13C = torch.empty(1, 3 * 4 * head_dim, dtype=dtype, device='meta')
         bias_hNN = torch.empty(4, side**2, side**2, dtype=dtype, device='meta')
         cut = tiles.Tiles(qkv_13C, bias_hNN, 2, 200, 336, [side, side], [side // 2 * shifted] * 2, False)
-        constants = cut.constants()
-        kernels = [(forward.attend, cut.query_options(), constants)]
-        kernels.append((backward.attend_backward, cut.key_options(), {**constants, 'NEEDS_PADDING': True}))
-        if cut.grid(cut.key_options())[2] > 1:
-            kernels.append((backward.attend_backward_queries, cut.query_options(num_stages=1), constants))
+        constants = cut.make_constants()
+        kernels = [(forward.attend, cut.make_query_options(), constants)]
+        kernels.append((backward.attend_backward, cut.make_key_options(), {**constants, 'NEEDS_PADDING': True}))
+        if cut.choose_grid(cut.make_key_options())[2] > 1:
+            kernels.append((backward.attend_backward_queries, cut.make_query_options(num_stages=1), constants))
         for kernel, options, constants in kernels:
             what = dict(kernel=kernel.__name__, capability=capability, window=side, head_dim=head_dim, shifted=shifted)
             print(json.dumps({**what, **compile_kernel(kernel, capability, options, constants, dtype)}), flush=True)

@@ -80,8 +80,8 @@ def test_a_wrong_kernel_is_not_used(make_wrong, fault):
 
 
 def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
-    constants = Tiles.constants
-    monkeypatch.setattr(Tiles, 'constants', lambda tiles: {**constants(tiles), 'MASKED': False})
+    constants = Tiles.make_constants
+    monkeypatch.setattr(Tiles, 'make_constants', lambda tiles: {**constants(tiles), 'MASKED': False})
     assert 'output is off by' in find_fault()
 
 

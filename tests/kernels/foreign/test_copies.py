@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from swin_backbone.kernels.foreign import accelerate as swap
-from swin_backbone.models.windows import Windows, relative_position_bias
+from swin_backbone.models.windows import Windows, make_position_bias
 from swin_backbone.positions import log_spaced_coordinates
 
 SIZE, WINDOW, DIM = (9, 13), 4, 16
@@ -23,7 +23,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.scale, self.sdpa, self.attn_drop_prob = heads, (DIM // heads) ** -0.5, sdpa, 0.0
         self.relative_position_bias_table = nn.Parameter(torch.randn((2 * WINDOW - 1) ** 2, heads))
-        index = relative_position_bias(torch.arange((2 * WINDOW - 1) ** 2)[:, None], (WINDOW, WINDOW))
+        index = make_position_bias(torch.arange((2 * WINDOW - 1) ** 2)[:, None], (WINDOW, WINDOW))
         self.register_buffer('relative_position_index', index[0])
         self.qkv, self.proj, self.attn_drop = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), nn.Dropout(0.0)
 

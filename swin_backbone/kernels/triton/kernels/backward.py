@@ -15,10 +15,10 @@ from .common import SIZE_NAMES, dot, load_bias, load_keys_values, logits_of, rea
 
 
 @triton.jit
-def add_padding(ptr, grad, token, num_tokens, there):
+def add_padding(ptr, grad, token, num_tokens, mask):
     """Add the gradients of padding, of a tile (K, D), to a program's own sums (D,)."""
     total = tl.sum(tl.where((token == num_tokens)[:, None], grad, 0.0), 0)
-    tl.atomic_add(ptr, total, mask=there, sem='relaxed')  # no other program adds here: the order is fixed
+    tl.atomic_add(ptr, total, mask=mask, sem='relaxed')  # no other program adds here: the order is fixed
 
 
 @triton.jit(do_not_specialize=SIZE_NAMES)
@@ -45,7 +45,7 @@ def attend_backward(
     block = 0 if PLACES <= K else tl.program_id(2)  # constant 0: queries and keys are the same tokens
     query, key, dim = tl.arange(0, Q), block * K + tl.arange(0, K), tl.arange(0, D)
     at_head = head * HEAD_DIM + dim[None, :]
-    of_head = (dim < HEAD_DIM)[None, :]
+    dim_mask = (dim < HEAD_DIM)[None, :]
     at_padding = (program * tl.num_programs(2) + block) * (2 * channels) + head * HEAD_DIM + dim
     bias = load_bias(bias_ptr, head, query, key, PLACES, K)
     grad_bias = tl.zeros((Q, K), tl.float32)
@@ -58,10 +58,10 @@ def attend_backward(
             window, key, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        q_there, k_there = (token_q < num_tokens)[:, None] & of_head, (token_k < num_tokens)[:, None] & of_head
-        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
-        k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, of_head)
-        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
+        q_mask, k_mask = (token_q < num_tokens)[:, None] & dim_mask, (token_k < num_tokens)[:, None] & dim_mask
+        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_mask, other=0.0)
+        k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, dim_mask)
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_mask, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
         logits = logits_of(
@@ -71,7 +71,7 @@ def attend_backward(
         weights = tl.exp2(logits - lse[:, None])
         grad_v = dot(tl.trans(weights.to(q.dtype)), grad, PRECISION, WIDEN)
         at_grad_k = grad_qkv_ptr + token_k[:, None] * (3 * channels) + at_head + channels
-        tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=k_there)  # at once, to free registers
+        tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=k_mask)  # at once, to free registers
         if NEEDS_PADDING:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
             if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
                 add_padding(grad_padding_ptr + at_padding + channels, grad_v, token_k, num_tokens, dim < HEAD_DIM)
@@ -84,14 +84,14 @@ def attend_backward(
         grad_bias += grad_logits
         narrow = grad_logits.to(q.dtype)
         grad_k = dot(tl.trans(narrow), q, PRECISION, WIDEN) * scale
-        tl.store(at_grad_k, grad_k.to(q.dtype), mask=k_there)
+        tl.store(at_grad_k, grad_k.to(q.dtype), mask=k_mask)
         if NEEDS_PADDING:  # noqa: SIM102
             if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
                 add_padding(grad_padding_ptr + at_padding, grad_k, token_k, num_tokens, dim < HEAD_DIM)
         if PLACES <= K:
             grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
             at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
-            tl.store(at_grad_q, grad_q.to(q.dtype), mask=q_there)
+            tl.store(at_grad_q, grad_q.to(q.dtype), mask=q_mask)
     grad_bias_ptr += (tl.cast(program, tl.int64) * heads + head) * (PLACES * PLACES)
     at_bias = query[:, None] * PLACES + key[None, :]
     tl.store(grad_bias_ptr + at_bias, grad_bias, mask=(query < PLACES)[:, None] & (key < PLACES)[None, :])
@@ -115,16 +115,16 @@ def attend_backward_queries(
     channels = heads * HEAD_DIM
     query, dim = tl.program_id(2) * Q + tl.arange(0, Q), tl.arange(0, D)
     at_head = head * HEAD_DIM + dim[None, :]
-    of_head = (dim < HEAD_DIM)[None, :]
+    dim_mask = (dim < HEAD_DIM)[None, :]
     for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
         token_q = tokens_of(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        there = (token_q < num_tokens)[:, None] & of_head
-        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
-        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
-        out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
+        mask = (token_q < num_tokens)[:, None] & dim_mask
+        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=mask, other=0.0)
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=mask, other=0.0)
+        out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=mask, other=0.0)
         delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
@@ -136,7 +136,7 @@ def attend_backward_queries(
                 window, key, num_tokens, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
-            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, of_head)
+            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, dim_mask)
             bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(
                 q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
@@ -146,4 +146,4 @@ def attend_backward_queries(
             grad_logits = weights * (dot(grad, tl.trans(v), PRECISION, WIDEN) - delta[:, None])
             grad_q += dot(grad_logits.to(q.dtype), k, PRECISION, WIDEN)
         at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
-        tl.store(at_grad_q, (grad_q * scale).to(q.dtype), mask=there)
+        tl.store(at_grad_q, (grad_q * scale).to(q.dtype), mask=mask)

@@ -1,7 +1,7 @@
 """Functions of all kernels: tokens of a window, and logits of a tile.
 
 The kernels compute the token of a window's place from sizes alone (the paper's pad, roll and partition). Sizes also
-give the regions of figure 4. The kernels need no table of indices and no mask.
+give the regions of figure 4. The kernels need no table of indices and no attention mask.
 
 Layout of a tile: Q query places, K key places, D channels of a head, all powers of two.
 """
@@ -87,8 +87,8 @@ def reaches_over(
 @triton.jit
 def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr):
     """Return a tile of a head's bias times LOG2E; -inf for keys after the window's last place."""
-    there = (query < PLACES)[:, None] & (key < PLACES)[None, :]
-    bias = tl.load(bias_ptr + (head * PLACES + query[:, None]) * PLACES + key[None, :], mask=there, other=0.0)
+    mask = (query < PLACES)[:, None] & (key < PLACES)[None, :]
+    bias = tl.load(bias_ptr + (head * PLACES + query[:, None]) * PLACES + key[None, :], mask=mask, other=0.0)
     bias = bias.to(tl.float32) * LOG2E
     if PLACES % K == 0:
         return bias
@@ -96,11 +96,11 @@ def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr)
 
 
 @triton.jit
-def load_keys_values(qkv_ptr, padding_ptr, token, num_tokens, qkv_stride, at_head, channels, there):
+def load_keys_values(qkv_ptr, padding_ptr, token, num_tokens, qkv_stride, at_head, channels, mask):
     """Return k and v of a head's tokens, two tiles (K, D). Padding has k and v of `padding`."""
     row = tl.where(token < num_tokens, qkv_ptr + token * qkv_stride, padding_ptr)
     at_k = row[:, None] + at_head + channels
-    return tl.load(at_k, mask=there, other=0.0), tl.load(at_k + channels, mask=there, other=0.0)
+    return tl.load(at_k, mask=mask, other=0.0), tl.load(at_k + channels, mask=mask, other=0.0)
 
 
 @triton.jit

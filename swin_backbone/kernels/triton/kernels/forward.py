@@ -33,7 +33,7 @@ def attend(
     channels = heads * HEAD_DIM
     query, dim = tl.program_id(2) * Q + tl.arange(0, Q), tl.arange(0, D)
     at_head = head * HEAD_DIM + dim[None, :]
-    of_head = (dim < HEAD_DIM)[None, :]
+    dim_mask = (dim < HEAD_DIM)[None, :]
     if PLACES <= K:
         bias = load_bias(bias_ptr, head, query, tl.arange(0, K), PLACES, K)
     for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
@@ -41,8 +41,8 @@ def attend(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        q_there = (token_q < num_tokens)[:, None] & of_head
-        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
+        q_mask = (token_q < num_tokens)[:, None] & dim_mask
+        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_mask, other=0.0)
         largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be outside the query's region
         total = tl.zeros((Q,), tl.float32)
         out = tl.zeros((Q, D), tl.float32)
@@ -52,7 +52,7 @@ def attend(
                 window, key, num_tokens, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
-            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, of_head)
+            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, dim_mask)
             if PLACES > K:
                 bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(
@@ -66,6 +66,6 @@ def attend(
             out = out * shrink[:, None] + dot(weights.to(v.dtype), v, PRECISION, WIDEN)
             largest = now_largest
         out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + token_q[:, None] * channels + at_head, out, mask=q_there)
+        tl.store(out_ptr + token_q[:, None] * channels + at_head, out, mask=q_mask)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         tl.store(lse_ptr + at_lse, largest + tl.log2(total), mask=query < PLACES)
