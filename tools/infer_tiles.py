@@ -93,8 +93,8 @@ def tile_bar(step: int) -> Iterator[Callable[[Any], None]]:
         bar.update(task_id, completed=counts.done, total=counts.total)
         if not task.speed:
             return
-        left = timedelta(seconds=round(task.time_remaining or 0))
-        text = f'{task.speed:.2f} tiles/s, {task.speed * step**2 / 1e6:.1f} Mpx/s, {left} left'
+        remaining = timedelta(seconds=round(task.time_remaining or 0))
+        text = f'{task.speed:.2f} tiles/s, {task.speed * step**2 / 1e6:.1f} Mpx/s, {remaining} left'
         text += f', {counts.blank} blank' if counts.blank else ''
         bar.update(task_id, description=text)
         if not console.is_terminal and (time.monotonic() - printed > 60 or counts.done == counts.total):
@@ -126,10 +126,10 @@ def main() -> None:
         with tile_bar(tiled.grid.stride) as show:
             counts, files = tiled.run(args.shard, args.resume_tiles, args.overwrite, show)
     height, width = tiled.grid.size
-    of_run = ' in this run' if args.resume_tiles else ''
+    note = ' in this run' if args.resume_tiles else ''
     print(
         f'{counts.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
-        f'{time.monotonic() - start:.1f} s, {counts.blank} blank ones skipped{of_run}; see '
+        f'{time.monotonic() - start:.1f} s, {counts.blank} blank ones skipped{note}; see '
         f'{", ".join(map(str, files)) or f"{tiled.finished_tiles.folder}, and merge the shards by --merge"}'
     )
 

@@ -198,7 +198,7 @@ def test_a_video_that_cannot_be_closed_is_named_and_the_next_is_written(tmp_path
 
     def close_all_but_the_first(video):
         if video.path.stem == 'a':
-            video.frames += 1
+            video.num_frames += 1
         close(video)
 
     monkeypatch.setattr(VideoWriter, 'close', close_all_but_the_first)

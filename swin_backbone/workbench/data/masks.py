@@ -70,7 +70,7 @@ def _find_rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]
     if not isinstance(stated, (list, tuple)) or set(map(type, stated)) != {int} or tuple(stated) != tuple(size):
         return f'has the size {_shorten.repr(stated)}, its picture is {list(size)} (height, width)'
     if isinstance(counts, (str, bytes)):
-        runs = run_lengths(counts)
+        runs = decode_run_lengths(counts)
         if runs is None:
             return f'has counts that are no compressed RLE: {_shorten.repr(counts)}'
     elif isinstance(counts, list) and set(map(type, counts)) == {int}:
@@ -83,7 +83,7 @@ def _find_rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]
     return None
 
 
-def run_lengths(counts: Union[str, bytes], longest: int = LONGEST) -> Optional[list[int]]:
+def decode_run_lengths(counts: Union[str, bytes], longest: int = LONGEST) -> Optional[list[int]]:
     """Return the run lengths of a compressed RLE; None for an invalid RLE, or a length of too many characters.
 
     A character from '0' to 'o' has five bits of a length, and a sixth if the length goes on. From the fourth on, a

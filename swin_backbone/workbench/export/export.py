@@ -219,8 +219,8 @@ def replace_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         if os.path.lexists(out):
             _require_export(out, overwrite)
         remove_leftovers(out.parent.absolute())
-        with tempfile.TemporaryDirectory(prefix=make_temporary_name(out).name, dir=out.parent) as beside:
-            new, former = Path(beside, 'new'), Path(beside, 'former')
+        with tempfile.TemporaryDirectory(prefix=make_temporary_name(out).name, dir=out.parent) as temporary:
+            new, former = Path(temporary, 'new'), Path(temporary, 'former')
             new.mkdir()
             yield new
             if out.exists():

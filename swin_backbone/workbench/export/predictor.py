@@ -26,7 +26,7 @@ from ..configs.data_parts import list_dataset_configs, require_data
 from ..configs.initial_weights import set_load_from
 from ..data.load_picture import LoadPicture, drops_bits
 from ..data.media import Frame, require_complete
-from ..pictures.colours import distinct_colours
+from ..pictures.colours import make_palette
 from ..predict.predictor import Predictor, add_background
 from ..predict.thresholds import SCORE_THR
 from ..runner.build import build_runner
@@ -67,7 +67,7 @@ class ExportedPredictor(Predictor):
         self.is_dropping_bits = drops_bits(self.loading_step)
         stored = manifest.get('score_thr')
         self.score_thr = SCORE_THR if stored is None else stored
-        palette = manifest.get('palette') or distinct_colours(len(self.model.classes))
+        palette = manifest.get('palette') or make_palette(len(self.model.classes))
         self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
         self.meta['category_ids'] = manifest.get('category_ids', ())
 

@@ -1,1 +1,1 @@
-"""Pictures of windows, masks, attention, features and training curves."""
+"""Figures of windows, masks, attention, features and training curves, and the colours of classes."""

@@ -122,13 +122,13 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
             attention = getattr(getattr(block, 'attn', None), 'w_msa', None)
             if not isinstance(attention, (WindowAttention, WindowAttentionV2)):
                 raise ValueError(f'stages.{stage_index}.blocks.{block_index} has no attention of this package')
-            attention.register_forward_pre_hook(partial(_record, maps, stage_index + 1, block_index + 1, shift))
+            attention.register_forward_pre_hook(partial(_append_map, maps, stage_index + 1, block_index + 1, shift))
     with torch.no_grad():
         backbone(images_BCHW)
     return maps
 
 
-def _record(
+def _append_map(
     maps: list[AttentionMap], stage: int, block: int, shift: bool, attention: Any, inputs: tuple[Tensor, Windows]
 ) -> tuple[Tensor, Windows]:
     """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""

@@ -16,16 +16,16 @@ from ...sizes import Size
 
 
 def find_bias_tables(
-    loaded: Any, stage: int, block: int, target: Optional[Size] = None, window_size: Optional[Size] = None
+    loaded: Any, stage: int, block: int, new_window: Optional[Size] = None, window_size: Optional[Size] = None
 ) -> list[tuple[Tensor, Size]]:
-    """Return a block's bias as trained, and for windows of `target`: resized (Swin V1) or computed (Swin V2).
+    """Return a block's bias as trained, and for `new_window`: resized (Swin V1) or computed (Swin V2).
 
     A bias is a table (R, h) of the offsets between two places of a window, with the size of the window.
 
     Args:
         loaded: result of `read_checkpoint`.
         stage, block: numbers, from 1.
-        target: (height, width). Default: twice the window of the checkpoint.
+        new_window: (height, width). Default: twice the window of the checkpoint.
         window_size: window of the training, if the checkpoint does not name it. Default: square, for Swin V1.
 
     Raises:
@@ -46,15 +46,15 @@ def find_bias_tables(
         window = infer_square(weights_of_block[name])
     if window is None:
         raise ValueError('the checkpoint does not name the window of its training: give window_size')
-    target = target or (2 * window[0], 2 * window[1])
+    new_window = new_window or (2 * window[0], 2 * window[1])
     if not is_v1:
-        return [(_compute_bias(weights_of_block, size, window), size) for size in (window, target)]
+        return [(_compute_bias(weights_of_block, size, window), size) for size in (window, new_window)]
     table_Rh = weights_of_block[name].float()
-    return [(table_Rh, window), (resize_table(table_Rh, window, target)[0], target)]
+    return [(table_Rh, window), (resize_table(table_Rh, window, new_window)[0], new_window)]
 
 
-def _compute_bias(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
+def _compute_bias(weights: dict[str, Tensor], window_size: Size, trained_window: Size) -> Tensor:
     """Return Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
-    coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu'), torch.float32)
+    coordinates_R2 = log_spaced_coordinates(window_size, trained_window, torch.device('cpu'), torch.float32)
     hidden = F.linear(coordinates_R2, weights['cpb_mlp.0.weight'].float(), weights['cpb_mlp.0.bias'].float()).relu()
     return 16 * F.linear(hidden, weights['cpb_mlp.2.weight'].float()).sigmoid()

@@ -10,13 +10,13 @@ from PIL import Image
 
 GOLDEN = 0.618034  # of the circle of hues, between two classes: a few classes are far apart
 LIGHTS = ((0.95, 0.85), (0.55, 1.0), (0.9, 0.5))  # saturation and value, in turn
-PALETTE_SIZE = 256  # of a palette
+PALETTE_SIZE = 256  # colours of a PNG's palette
 
 
-def distinct_colours(number: int) -> list[tuple[int, int, int]]:
+def make_palette(num_classes: int) -> list[tuple[int, int, int]]:
     """Return an RGB colour, from 0 to 255, for each class. Neighbours differ in hue and brightness."""
     colours = []
-    for index in range(number):
+    for index in range(num_classes):
         saturation, value = LIGHTS[index % len(LIGHTS)]
         red, green, blue = colorsys.hsv_to_rgb((0.6 + index * GOLDEN) % 1, saturation, value)
         colours.append((round(255 * red), round(255 * green), round(255 * blue)))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Points = dict[str, list[tuple[float, float]]]  # (step, value) by name
-Records = dict[int, dict[str, Any]]  # scalars by step
+ScalarsByStep = dict[int, dict[str, Any]]
 
 VAL_LOSS, VAL_ITER = 'val_loss', 'val_iter'  # of ValLossHook
 NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 'grad_norm', VAL_ITER)
@@ -47,10 +47,10 @@ def read_log(path: Path) -> Log:
     if not files:
         raise ValueError(f'{str(path)!r} is no scalars.json, and no folder in which mmengine wrote {SCALARS}')
     trained, validated, by_epoch = _merge_runs(files)
-    names = sorted({name for record in trained.values() for name in record if name not in NOT_DRAWN})
+    names = sorted({name for scalars in trained.values() for name in scalars if name not in NOT_DRAWN})
     losses = _collect_points(trained, [name for name in names if 'loss' in name])
     rates = _collect_points(trained, [name for name in names if name == 'lr' or name.endswith('/lr')])
-    names = sorted({name for record in validated.values() for name in record if name not in NOT_DRAWN})
+    names = sorted({name for scalars in validated.values() for name in scalars if name not in NOT_DRAWN})
     metrics = _collect_points(validated, [name for name in names if 'loss' not in name])
     for step, value in _collect_points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
         iteration = validated[int(step)].get(VAL_ITER, None if by_epoch else step)
@@ -63,23 +63,23 @@ def read_log(path: Path) -> Log:
     return Log(name, losses, rates, metrics, by_epoch)
 
 
-def _merge_runs(files: Iterable[Path]) -> tuple[Records, Records, bool]:
-    """Return the records of iterations and of validations in several logs, and whether validation counts epochs."""
-    trained: Records = {}
-    validated: Records = {}
+def _merge_runs(files: Iterable[Path]) -> tuple[ScalarsByStep, ScalarsByStep, bool]:
+    """Return the scalars of iterations and of validations in several logs, and whether validation counts epochs."""
+    trained: ScalarsByStep = {}
+    validated: ScalarsByStep = {}
     by_epoch = False
     for file in files:
-        records = _read_records(file)
-        iterations = [record for record in records if 'iter' in record]
-        validations = [record for record in records if 'iter' not in record]
-        by_epoch = any('epoch' in record for record in iterations) or (by_epoch and not iterations)
+        lines = _read_scalars(file)
+        iterations = [scalars for scalars in lines if 'iter' in scalars]
+        validations = [scalars for scalars in lines if 'iter' not in scalars]
+        by_epoch = any('epoch' in scalars for scalars in iterations) or (by_epoch and not iterations)
         if iterations and trained and iterations[0]['step'] <= min(trained):  # a run from the start
             trained, validated = {}, {}
         for earlier, later in ((trained, iterations), (validated, validations)):
-            first = min((record['step'] for record in later), default=None)
+            first = min((scalars['step'] for scalars in later), default=None)
             for step in [step for step in earlier if first is not None and step >= first]:
                 del earlier[step]  # of a killed run, repeated by the next run
-            earlier.update((record['step'], record) for record in later)
+            earlier.update((scalars['step'], scalars) for scalars in later)
     return trained, validated, by_epoch
 
 
@@ -123,26 +123,26 @@ def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: Sequence[
     axis.spines[['top', 'right']].set_visible(False)
 
 
-def _read_records(file: Path) -> list[dict[str, Any]]:
-    """Read the scalars of a log. The last line of a killed run may be cut off."""
-    records = []
+def _read_scalars(file: Path) -> list[dict[str, Any]]:
+    """Return the scalars of each line of a log. The last line of a killed run may be cut off."""
+    scalars_of_lines = []
     lines = file.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            if 'step' in record:
-                records.append({**record, 'step': int(record['step'])})
+            scalars = json.loads(line)
+            if 'step' in scalars:
+                scalars_of_lines.append({**scalars, 'step': int(scalars['step'])})
         except (ValueError, TypeError) as error:
             if number < len(lines):
                 raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes') from error
-    return records
+    return scalars_of_lines
 
 
-def _collect_points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
+def _collect_points(by_step: ScalarsByStep, names: Iterable[str]) -> Points:
     points: Points = defaultdict(list)
-    for step in sorted(records):
+    for step in sorted(by_step):
         for name in names:
-            value = records[step].get(name)
+            value = by_step[step].get(name)
             if isinstance(value, (int, float)) and math.isfinite(value):
                 points[name].append((step, value))
     return dict(points)

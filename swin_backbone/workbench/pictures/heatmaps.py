@@ -49,7 +49,7 @@ def attention_figure(
         ValueError: if there is no such token, stage, block or head.
     """
     blocks = [attention for attention in shifted if attention.stage == stage]
-    without = [attention for attention in plain if attention.stage == stage]
+    plain_blocks = [attention for attention in plain if attention.stage == stage]
     heads = blocks[0].weights_LhNN.shape[1] if blocks else 0
     stages = sorted({attention.stage for attention in shifted})
     for name, number, most in (('stage', stage, stages[-1]), ('block', block, len(blocks)), ('head', head, heads)):
@@ -58,16 +58,16 @@ def attention_figure(
     height, width = picture_HW3.shape[:2]
     stride = strides[stage - 1]
     y, x = at[0] // stride, at[1] // stride
-    looks_hHW = blocks[block - 1].of_token(y, x)
+    attention_hHW = blocks[block - 1].of_token(y, x)
     counts = sorted({round(count) for count in np.linspace(1, len(blocks), min(LARGEST_ROW, len(blocks)))})
     columns = max(4, len(counts))
     figure = Figure(figsize=(2.6 * columns, 2.75 * 3 * min(1.4, max(0.6, height / width)) + 1.2), layout='constrained')
     top, middle, bottom = (list(row) for row in figure.subplots(3, columns, squeeze=False))
-    shown = [(f'the token, {stride} pixels wide', None), (f'head {head}', looks_hHW[head - 1])]
-    shown += [(f'mean of {heads} heads', looks_hHW.mean(0)), (f'largest of {heads} heads', looks_hHW.amax(0))]
+    shown = [(f'the token, {stride} pixels wide', None), (f'head {head}', attention_hHW[head - 1])]
+    shown += [(f'mean of {heads} heads', attention_hHW.mean(0)), (f'largest of {heads} heads', attention_hHW.amax(0))]
     for axis, (title, map_HW) in zip(top, shown):
         _draw(axis, picture_HW3, title, map_HW, stride, (y, x))
-    for row, maps, name in ((middle, blocks, 'with shift'), (bottom, without, 'without shift')):
+    for row, maps, name in ((middle, blocks, 'with shift'), (bottom, plain_blocks, 'without shift')):
         fields = receptive_fields(maps, y, x)
         for axis, count in zip(row, counts):
             title = f'{name}, after {count} block{"s" if count > 1 else ""}'

@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     kind_RC: NDArray[Any]
     kinds: tuple[MaskKind, ...]
 
-    def rolled_back(self, map_HW: NDArray[Any]) -> NDArray[Any]:
+    def roll_back(self, map_HW: NDArray[Any]) -> NDArray[Any]:
         """Return a rolled map in the places of the image."""
         return np.roll(map_HW, self.shift, axis=(0, 1))
 

@@ -37,7 +37,7 @@ def windows_figure(layout: Layout) -> Figure:
     is_shifted = any(layout.shift)
     has_kinds = len(layout.kinds) > 1
     H, W = layout.size
-    map_HW3 = layout.rolled_back(regions if is_shifted else plain)
+    map_HW3 = layout.roll_back(regions if is_shifted else plain)
     panels = [(f'The map of {H}x{W} tokens\nand its windows', map_HW3, True)]
     if is_shifted:
         up, left = layout.shift
@@ -46,7 +46,7 @@ def windows_figure(layout: Layout) -> Figure:
         panels.append((f'{len(layout.kinds)} kinds of windows\nhave different masks', kinds, False))
     figure, axes = _make_panels(len(panels), layout.token_HW.shape)
     for axis, (title, colours_HW3, on_image) in zip(axes, panels):
-        arrange = layout.rolled_back if on_image else np.asarray
+        arrange = layout.roll_back if on_image else np.asarray
         _draw_map(axis, colours_HW3, arrange(layout.window_HW), arrange(layout.token_HW) == PADDING)
         axis.set_title(title, fontsize=10)
     drawn_regions = np.unique(layout.region_HW) if is_shifted else ()

@@ -18,7 +18,7 @@ from ..pictures.cam import class_activation_map
 from .predictor import Predictor
 
 
-class Explained(NamedTuple):
+class Explanation(NamedTuple):
     """A class activation map.
 
     Args:
@@ -48,7 +48,7 @@ def explain(
     method: str,
     class_name: Optional[str] = None,
     number: int = 1,
-) -> Explained:
+) -> Explanation:
     """Return a class activation map of a box of a detector, or of a class of a segmentor.
 
     Args:
@@ -76,7 +76,7 @@ def explain(
 
     map_HW = class_activation_map(predictor.model, score, stage, method)[0]
     _, found_label, value, box = found
-    return Explained(map_HW, classes[found_label], value, box)
+    return Explanation(map_HW, classes[found_label], value, box)
 
 
 def _find_box(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, list[float]]:

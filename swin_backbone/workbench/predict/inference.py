@@ -77,18 +77,18 @@ class Inference:
 
         An ignored Ctrl-C stays ignored. A script's background job ignores it.
         """
-        earlier = signal.getsignal(signal.SIGINT)
+        earlier_handler = signal.getsignal(signal.SIGINT)
 
         def stop(*_: object) -> None:
             self.is_stopped = True
-            signal.signal(signal.SIGINT, earlier)
+            signal.signal(signal.SIGINT, earlier_handler)
 
-        if earlier is not signal.SIG_IGN:
+        if earlier_handler is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, stop)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, earlier)
+            signal.signal(signal.SIGINT, earlier_handler)
 
     def iter_inputs(self, media: Sequence[Medium]) -> Iterator[LoadedFrame]:
         """Yield the readable frames of media, each with the input of the model."""
@@ -116,9 +116,9 @@ class Inference:
 
     def note_losses(self, frame: Frame) -> None:
         """Print that a frame is reduced, and once that bits or bands of a picture are dropped."""
-        medium, (height, width), seen = frame.medium, frame.original_size, frame.pixels.shape
-        if (height, width) != seen[:2]:
-            note = f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}'
+        medium, (height, width), shape = frame.medium, frame.original_size, frame.pixels.shape
+        if (height, width) != shape[:2]:
+            note = f'{width}x{height} pixels are seen and drawn as {shape[1]}x{shape[0]}'
             self.print_line(f'{medium.path}: {note}; --max-pixels takes more', 'yellow')
         if not (medium.is_video or self.has_noted_dropped_bits):
             note = self.predictor.describe_dropped_bits(medium.path)

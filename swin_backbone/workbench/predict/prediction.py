@@ -81,8 +81,8 @@ class Prediction:
         if 'pred_instances' in self.sample:
             objects = self.sample.pred_instances
             order = objects.scores.argsort(descending=True, stable=True)
-            lowest = objects.scores.new_tensor(list_thresholds(score_thr, self.classes))[objects.labels]
-            objects = objects[order[(objects.scores >= lowest)[order]]]
+            thresholds = objects.scores.new_tensor(list_thresholds(score_thr, self.classes))[objects.labels]
+            objects = objects[order[(objects.scores >= thresholds)[order]]]
             self.scores = objects.scores.float().numpy()
             self.labels = objects.labels.numpy()
             if 'bboxes' in objects:

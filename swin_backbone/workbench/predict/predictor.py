@@ -31,7 +31,7 @@ from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import LOADER, LoadPicture, drops_bits, loads_annotations, loads_picture, use_load_picture
 from ..data.media import Frame, convert_to_bgr, describe_dropped_bits, make_frame, require_complete
 from ..pictures.attention import find_backbone, list_strides
-from ..pictures.colours import distinct_colours
+from ..pictures.colours import make_palette
 from ..runner.predict_by_shape import predict_by_shape
 from ..weights.completeness import ALLOW_MISSING, adapt_checkpoint, read_dataset_meta
 from ..weights.loading import install_checkpoint_loaders, load_from_file_or_address
@@ -234,8 +234,8 @@ class Predictor:
         if 'pred_instances' in sample:
             objects = sample.pred_instances
             sample = sample.clone()
-            lowest = objects.scores.new_tensor(list_thresholds(score_thr, self.meta['classes']))
-            sample.pred_instances = objects[objects.scores >= lowest[objects.labels]]
+            thresholds = objects.scores.new_tensor(list_thresholds(score_thr, self.meta['classes']))
+            sample.pred_instances = objects[objects.scores >= thresholds[objects.labels]]
             settings = dict(pred_score_thr=0.0)
         pixels = cv2.cvtColor(convert_to_bgr(frame.pixels), cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
@@ -288,6 +288,6 @@ def _read_meta(loaded: dict[str, Any], cfg: Config) -> dict[str, Any]:
     if isinstance(ids, list):
         meta['category_ids'] = ids
     if not meta.get('palette'):
-        meta['palette'] = distinct_colours(len(meta['classes']))
+        meta['palette'] = make_palette(len(meta['classes']))
     meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet cannot draw lists
     return meta

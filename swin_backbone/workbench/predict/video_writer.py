@@ -22,12 +22,12 @@ class VideoWriter:
     def __init__(self, path: Path, source: Medium):
         self.path, self.source = path, source
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.beside = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
-        self.partial = Path(self.beside.name, 'video.mp4')
+        self.folder = tempfile.TemporaryDirectory(prefix=make_temporary_name(path).name, dir=path.parent)
+        self.partial = Path(self.folder.name, 'video.mp4')
         with link_in_utf_8(source.path) as readable:
             self.rate = cv2.VideoCapture(str(readable)).get(cv2.CAP_PROP_FPS) or 25.0
         self.writer: Optional[cv2.VideoWriter] = None
-        self.frames = 0
+        self.num_frames = 0
 
     def write(self, pixels: NDArray[Any]) -> None:
         if self.writer is None:
@@ -36,7 +36,7 @@ class VideoWriter:
                 name = str(folder / self.partial.name)
                 self.writer = cv2.VideoWriter(name, cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
         self.writer.write(pixels)
-        self.frames += 1
+        self.num_frames += 1
 
     def close(self) -> None:
         """Give the file its name.
@@ -44,9 +44,9 @@ class VideoWriter:
         Raises:
             OSError: if a frame is missing. OpenCV reports neither a full disk nor a size that it cannot write.
         """
-        with self.beside:
+        with self.folder:
             if self.writer is not None:
                 self.writer.release()
-                if count_frames(Medium(self.partial, '', True)) < self.frames:
-                    raise OSError(f'{self.path} cannot be written: not all of its {self.frames} frames are there')
+                if count_frames(Medium(self.partial, '', True)) < self.num_frames:
+                    raise OSError(f'{self.path} cannot be written: not all of its {self.num_frames} frames are there')
                 write_whole_by(self.path, self.partial.replace)

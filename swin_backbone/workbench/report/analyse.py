@@ -36,9 +36,10 @@ def report_detection(
     costs = find_costs(main, errors)
     # Poor masks would make right labels look wrong: boxes or masks, what has the higher AP at IoU 0.5 judges labels
     judge = max(evaluations, key=lambda evaluation: (evaluation.stats[1] or 0, evaluation is main))
-    judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
+    best_of_judge, _, errors_of_judge = (best, curves, errors) if judge is main else _compare(judge)
     on_objects = main.predictions.result[errors.pairs[0, errors.pairs[2] >= FOUND_IOU].astype(int)]
-    doubts = find_doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]), on_objects)
+    thresholds = np.array([row['threshold'] for row in best_of_judge])
+    doubts = find_doubtful_labels(judge, errors_of_judge, thresholds, on_objects)
     labels = {
         kind: [dict(row, file=files[row['image_id']]) for row in rows if row['image_id'] in files]
         for kind, rows in dict(doubts, pictures=_rank_pictures(main, threshold)).items()
@@ -98,9 +99,9 @@ def _find_thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], di
     values = dict(F1=f1, precision=right / np.maximum(predicted, 1), recall=right / np.maximum(objects, 1))
     best = []
     for row, is_best in enumerate(f1 == f1.max(1, keepdims=True)):
-        at = np.flatnonzero(is_best)[(is_best.sum() - 1) // 2]
-        figures = {name: float(value[row, at]) for name, value in values.items()}
-        best.append(dict(threshold=float(THRESHOLDS[at]), **figures))
+        middle = np.flatnonzero(is_best)[(is_best.sum() - 1) // 2]
+        figures = {name: float(value[row, middle]) for name, value in values.items()}
+        best.append(dict(threshold=float(THRESHOLDS[middle]), **figures))
     curves = evaluation.precision[np.abs(evaluation.params.iouThrs - FOUND_IOU).argmin(), :, :, 0, -1].T  # (K, 101)
     labelled = np.flatnonzero(totals)
     rows = [(names[row], curves[row], f1[row]) for row in labelled]

@@ -20,7 +20,7 @@ from ..data.datasets import iter_base_datasets
 from ..data.load_picture import find_reader
 from ..data.media import read_picture
 from ..data.prepare.folder import CLASS_FILES
-from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
+from ..pictures.colours import PALETTE_SIZE, encode_labels, make_palette
 from ..pictures.curves import read_log
 from ..runner.build import run_loop
 from .files import encode_csv, encode_objects
@@ -158,7 +158,7 @@ class _LabelMapRecorder(Hook):
         self.ignored = next((metric.ignore_index for metric in metrics if hasattr(metric, 'ignore_index')), 255)
         dataset = runner.test_dataloader.dataset
         self.classes = list(dataset.metainfo['classes'])
-        palette = dataset.metainfo.get('palette') or distinct_colours(len(self.classes))
+        palette = dataset.metainfo.get('palette') or make_palette(len(self.classes))
         self.meta = dict(classes=[*self.classes, 'ignored'], palette=palette)
         self.ignored_value = 255 if len(self.classes) < PALETTE_SIZE else 65535
         self.pictures = _find_common_folder(dataset.get_data_info(index)['img_path'] for index in range(len(dataset)))

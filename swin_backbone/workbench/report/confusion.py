@@ -41,12 +41,12 @@ class PixelCounts:
         self.counts += counts
         errors = counts - np.diag(counts.diagonal())
         names = (self.classes[index] for index in divmod(int(errors.argmax()), K))
-        wrong = float(errors.sum() / max(counts.sum(), 1))
-        self.pictures.append(dict(file=file, wrong=wrong, mainly=' as '.join(names) if wrong else ''))
+        wrong_share = float(errors.sum() / max(counts.sum(), 1))
+        self.pictures.append(dict(file=file, wrong=wrong_share, mainly=' as '.join(names) if wrong_share else ''))
         label_map, predicted_map = (
             reduce(labels.astype(np.int32), KEPT_SIDE, cv2.INTER_NEAREST) for labels in (label_HW, predicted_HW)
         )
-        self.worst.append((wrong, -len(self.pictures), label_map, predicted_map))
+        self.worst.append((wrong_share, -len(self.pictures), label_map, predicted_map))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 
     def summarize(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class PixelCounts:
         figures = _report_classes('IoU', self.counts, self.classes, 'pixels')
         report = dict(task='segmentation', pictures=pictures, **figures)
         columns = ([row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy'))
-        mIoU, mAcc = (_share(sum(values), len(values)) for values in columns)
+        mIoU, mAcc = (_compute_share(sum(values), len(values)) for values in columns)
         return dict(report, overall=dict(mIoU=mIoU, mAcc=mAcc, **report['overall']))
 
 
@@ -68,13 +68,13 @@ def report_classification(
     np.add.at(counts, (labels_N, predicted_N), 1)
     report = dict(task='classification', **_report_classes('accuracy', counts, classes, 'pictures'))
     score_N = scores_NK.max(1)
-    of_label_N = scores_NK[np.arange(len(labels_N)), labels_N]
+    label_score_N = scores_NK[np.arange(len(labels_N)), labels_N]
     if len(classes) > 5:
-        report['overall']['top5'] = float(((scores_NK > of_label_N[:, None]).sum(1) < 5).mean())
+        report['overall']['top5'] = float(((scores_NK > label_score_N[:, None]).sum(1) < 5).mean())
     wrong = np.flatnonzero(predicted_N != labels_N)
     report['pictures'] = [
         dict(file=files[index], label=classes[labels_N[index]], predicted=classes[predicted_N[index]],
-             score=float(score_N[index]), score_of_label=float(of_label_N[index]))
+             score=float(score_N[index]), score_of_label=float(label_score_N[index]))
         for index in wrong[np.argsort(-score_N[wrong], kind='stable')]
     ]  # fmt: skip
     return report
@@ -84,18 +84,18 @@ def _report_classes(metric: str, counts: Array, names: Sequence[str], unit: str)
     """Return the figures of each class and of all, of counts by label and prediction. A share of nothing is None."""
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
-    overall = {'aAcc' if unit == 'pixels' else 'top1': _share(right.sum(), counts.sum())}
+    overall = {'aAcc' if unit == 'pixels' else 'top1': _compute_share(right.sum(), counts.sum())}
     if unit == 'pictures':
         del wholes['IoU']
     rows = [
         {'name': name, unit: int(labelled[index])}
-        | {key: _share(right[index], whole[index]) for key, whole in wholes.items()}
+        | {key: _compute_share(right[index], whole[index]) for key, whole in wholes.items()}
         for index, name in enumerate(names)
     ]
     return dict(metric=metric, unit=unit, overall=overall, classes=rows, confusion=list_counts(counts, names))
 
 
-def _share(part: float, whole: float) -> Optional[float]:
+def _compute_share(part: float, whole: float) -> Optional[float]:
     return float(part / whole) if whole else None
 
 

@@ -84,14 +84,14 @@ class _FastCOCOeval(COCOeval):
     def evaluateImg(self, imgId: Any, catId: Any, aRng: Any, maxDet: int) -> Any:
         if self._gts[imgId, catId] or not self._dts[imgId, catId]:
             return super().evaluateImg(imgId, catId, aRng, maxDet)
-        found = sorted(self._dts[imgId, catId], key=lambda result: -result['score'])[:maxDet]
-        is_other_size = np.array([not aRng[0] <= result['area'] <= aRng[1] for result in found])
-        thresholds = len(self.params.iouThrs)
+        results = sorted(self._dts[imgId, catId], key=lambda result: -result['score'])[:maxDet]
+        is_other_size = np.array([not aRng[0] <= result['area'] <= aRng[1] for result in results])
+        num_thresholds = len(self.params.iouThrs)
         return dict(
-            dtIds=[result['id'] for result in found],
-            dtScores=[result['score'] for result in found],
-            dtMatches=np.zeros((thresholds, len(found))),
-            dtIgnore=is_other_size[None].repeat(thresholds, 0),
+            dtIds=[result['id'] for result in results],
+            dtScores=[result['score'] for result in results],
+            dtMatches=np.zeros((num_thresholds, len(results))),
+            dtIgnore=is_other_size[None].repeat(num_thresholds, 0),
             gtIgnore=np.zeros(0),
         )
 
@@ -104,9 +104,9 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         results: COCO results, with bbox and, for masks, segmentation.
         params: iouType, iouThrs, maxDets; catIds and imgIds, if they are not all of `truth`.
     """
-    categories = np.unique(params.catIds or truth.getCatIds()).tolist()
-    pictures = np.unique(params.imgIds or truth.getImgIds()).tolist()
-    picture_of, label_of = ({key: index for index, key in enumerate(ids)} for ids in (pictures, categories))
+    category_ids = np.unique(params.catIds or truth.getCatIds()).tolist()
+    image_ids = np.unique(params.imgIds or truth.getImgIds()).tolist()
+    picture_of, label_of = ({key: index for index, key in enumerate(ids)} for ids in (image_ids, category_ids))
     rows = [
         (item['id'], picture_of[item['image_id']], label_of[item['category_id']], item['iscrowd'])
         for item in truth.anns.values()
@@ -116,43 +116,43 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     id_N, picture_N, label_N, crowd_N = np.array(rows, int).reshape(-1, 4).T
     objects = Objects(id_N, picture_N, label_N, crowd_N.astype(bool))
     object_of = {annotation_id: index for index, annotation_id in enumerate(id_N.tolist())}
-    by_class: dict[int, list[int]] = defaultdict(list)
+    by_category: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
-        by_class[result['category_id']].append(index)
+        by_category[result['category_id']].append(index)
     evaluation = _FastCOCOeval(iouType=params.iouType)
     params.iouThrs = np.asarray(params.iouThrs, float)
     evaluation.cocoGt, evaluation.params = truth, params
-    at = np.abs(params.iouThrs - FOUND_IOU).argmin()
-    shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
+    iou_index = np.abs(params.iouThrs - FOUND_IOU).argmin()
+    shape = len(params.iouThrs), len(params.recThrs), len(category_ids), len(params.areaRng), len(params.maxDets)
     precision = -np.ones(shape)
     counted: list[Array] = [np.empty((3, 0), int)]  # index in the results, label and match, by class and picture
-    for label, category in enumerate(track(categories, f'evaluating {params.iouType}')):
-        seen = {results[index]['image_id'] for index in by_class[category]}
-        seen.update(pictures[picture] for picture in objects.picture[objects.label == label])
-        if not seen:
+    for label, category_id in enumerate(track(category_ids, f'evaluating {params.iouType}')):
+        seen_ids = {results[index]['image_id'] for index in by_category[category_id]}
+        seen_ids.update(image_ids[picture] for picture in objects.picture[objects.label == label])
+        if not seen_ids:
             continue
-        params.catIds, params.imgIds = [category], sorted(seen)
+        params.catIds, params.imgIds = [category_id], sorted(seen_ids)
         unused = 'bbox' if params.iouType == 'segm' else 'segmentation'  # loadRes would take the area from it
-        of_class = [
-            {key: value for key, value in results[index].items() if key != unused} for index in by_class[category]
+        results_of_class = [
+            {key: value for key, value in results[index].items() if key != unused} for index in by_category[category_id]
         ]
         with silent():  # pycocotools prints
-            evaluation.cocoDt = truth.loadRes(of_class) if of_class else COCO()
+            evaluation.cocoDt = truth.loadRes(results_of_class) if results_of_class else COCO()
             evaluation.evaluate()
             evaluation.accumulate()
         precision[:, :, label] = evaluation.eval['precision'][..., 0, :, :]
-        for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
-            kept = entry['dtIgnore'][at] == 0
-            matches = [object_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
-            indices = [by_class[category][result_id - 1] for result_id in np.array(entry['dtIds'], int)[kept]]
+        for entry in filter(None, evaluation.evalImgs[: len(seen_ids)]):  # of all areas
+            kept = entry['dtIgnore'][iou_index] == 0
+            matches = [object_of[int(match)] if match else -1 for match in entry['dtMatches'][iou_index][kept]]
+            indices = [by_category[category_id][result_id - 1] for result_id in np.array(entry['dtIds'], int)[kept]]
             counted.append(np.array([indices, [label] * len(indices), matches], int))
     index_D, label_D, match_D = np.concatenate(counted, axis=1)
-    params.catIds, params.imgIds = categories, pictures
+    params.catIds, params.imgIds = category_ids, image_ids
     picture_D = np.array([picture_of[results[index]['image_id']] for index in index_D], int)
     score_D = np.array([results[index]['score'] for index in index_D], float)
     predictions = Predictions(index_D, picture_D, label_D, score_D, match_D)
-    names = [truth.cats[category]['name'] for category in categories]
-    totals = np.bincount(label_N[~objects.is_crowd], minlength=len(categories))
+    names = [truth.cats[category_id]['name'] for category_id in category_ids]
+    totals = np.bincount(label_N[~objects.is_crowd], minlength=len(category_ids))
     is_found = np.isin(np.arange(len(id_N)), match_D)
     stats = compute_stats(precision, params)
     return Evaluation(truth, results, params, names, totals, precision, stats, objects, predictions, is_found)

@@ -81,18 +81,18 @@ def _find_kinds(iou_DN: Array, is_class_DN: Array, is_found_N: Array, is_right_D
     """Return the kind of each prediction of a picture, and the object of its largest IoU for CLASS or PLACE."""
     if not iou_DN.shape[1]:
         return np.where(is_right_D, RIGHT, BACKGROUND), np.full(len(iou_DN), -1)
-    of_class = np.where(is_class_DN, iou_DN, 0)
-    of_others = np.where(is_class_DN, 0, iou_DN)
-    best = of_class.max(1)
+    class_iou_DN = np.where(is_class_DN, iou_DN, 0)
+    other_iou_DN = np.where(is_class_DN, 0, iou_DN)
+    best = class_iou_DN.max(1)
     checks = {
         RIGHT: is_right_D,
         PLACE: (best >= BACKGROUND_IOU) & (best <= FOUND_IOU),
-        CLASS: of_others.max(1) >= FOUND_IOU,
-        DOUBLE: (of_class * is_found_N).max(1) >= FOUND_IOU,
+        CLASS: other_iou_DN.max(1) >= FOUND_IOU,
+        DOUBLE: (class_iou_DN * is_found_N).max(1) >= FOUND_IOU,
         BACKGROUND: iou_DN.max(1) <= BACKGROUND_IOU,
     }
     kind = np.select([*checks.values()], [*checks], BOTH)
-    return kind, np.where(kind == PLACE, of_class.argmax(1), of_others.argmax(1))
+    return kind, np.where(kind == PLACE, class_iou_DN.argmax(1), other_iou_DN.argmax(1))
 
 
 def find_costs(evaluation: Evaluation, errors: Errors) -> dict[str, float]:
@@ -172,11 +172,11 @@ def find_doubtful_labels(
     rows, targets = errors.pairs[:2].astype(int)
     iou = errors.pairs[2]
     is_sure = (score >= SURE * thresholds[predictions.label]) & ~is_right & ~errors.is_on_crowd
-    score_of, near = np.zeros((2, len(objects.id)))  # highest score of what finds an object, and of what is near
-    score_of[predictions.match[is_right]] = score[is_right]
+    found_score, near_score = np.zeros((2, len(objects.id)))  # highest score of what finds an object, and is near
+    found_score[predictions.match[is_right]] = score[is_right]
     is_own = ~is_right[rows] | (predictions.match[rows] == targets)
-    np.maximum.at(near, targets[is_own], score[rows[is_own]])
-    margin = score[rows] - score_of[targets]
+    np.maximum.at(near_score, targets[is_own], score[rows[is_own]])
+    margin = score[rows] - found_score[targets]
     is_on = iou >= FOUND_IOU
     contradicts = is_sure[rows] & (margin > 0) & (is_on != (predictions.label[rows] == objects.label[targets]))
     doubts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in DOUBTS}
@@ -191,15 +191,15 @@ def find_doubtful_labels(
             )
     is_sure[rows[contradicts | is_on]] = False
     is_sure &= ~np.isin(predictions.result, on_objects)
-    largest = np.zeros(len(score))  # IoU with a label
-    np.maximum.at(largest, rows, iou)
-    free = score * (1 - largest)
-    sure = sorted(np.flatnonzero(is_sure), key=lambda row: -free[row])
-    doubts['no label'] = [describe_prediction(row) | dict(sureness=float(free[row])) for row in sure]
+    largest_iou = np.zeros(len(score))  # with a label
+    np.maximum.at(largest_iou, rows, iou)
+    sureness = score * (1 - largest_iou)
+    sure_rows = sorted(np.flatnonzero(is_sure), key=lambda row: -sureness[row])
+    doubts['no label'] = [describe_prediction(row) | dict(sureness=float(sureness[row])) for row in sure_rows]
     share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
-    lonely = share[objects.label] * (1 - near)
-    is_missing = near < UNSURE * thresholds[objects.label]
-    for row in np.argsort(-lonely, kind='stable'):
+    sureness = share[objects.label] * (1 - near_score)
+    is_missing = near_score < UNSURE * thresholds[objects.label]
+    for row in np.argsort(-sureness, kind='stable'):
         if is_missing[row] and not objects.is_crowd[row] and row not in doubted:
-            doubts['not found'].append(describe_object(row) | dict(sureness=float(lonely[row])))
+            doubts['not found'].append(describe_object(row) | dict(sureness=float(sureness[row])))
     return {kind: rows[:LISTED] for kind, rows in doubts.items()}

@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 from ...outputs import REPORT_JSON, check_outputs, lock_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import read_picture
-from ..pictures.colours import distinct_colours
+from ..pictures.colours import make_palette
 from .analyse import report_detection
 from .confusion import WORST, report_classification
 from .detection import track
@@ -105,7 +105,7 @@ def _report_pixels(
     files = find_pictures(pictures, [row['file'] for row in report['pictures']])
     for row, file in zip(report['pictures'], files):
         row['file'] = file
-    colours = distinct_colours(len(counts.classes)) if palette is None else palette
+    colours = make_palette(len(counts.classes)) if palette is None else palette
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
     drawn = [
         draw_labels(row['file'], label, predicted, colours, IGNORED, read) for row, (_, _, label, predicted) in worst

@@ -17,7 +17,7 @@ from ...openmmlab.config_parts import find_class, type_name
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import make_temporary_name
 from ..configs.data_parts import find_annotation_file, find_tested_dataset, list_dataset_configs, list_metric_configs
-from ..pictures.colours import distinct_colours, encode_labels
+from ..pictures.colours import encode_labels, make_palette
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class WriteLabelsHook(Hook):
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         meta = dict(runner.test_loop.dataloader.dataset.metainfo)
-        meta['palette'] = meta.get('palette') or distinct_colours(len(meta['classes']))
+        meta['palette'] = meta.get('palette') or make_palette(len(meta['classes']))
         for sample in outputs:
             labels = sample.pred_sem_seg.data[0].cpu().numpy()
             path = self.folder / f'{Path(sample.img_path).stem}.png'

@@ -15,7 +15,7 @@ class Blender:
     """Sum the weighted scores of tiles, which come row by row, and return each cell once it is finished.
 
     Sums for the tile to the right stay in memory, and sums for the row below in a file. A run that begins at any tile,
-    after the `warm_up` tiles, gives the same bits.
+    or at its `find_first_tile`, gives the same bits.
 
     Args:
         classes: number of classes.
@@ -28,9 +28,9 @@ class Blender:
         self.below: set[int] = set()  # columns with sums in the file
 
     @staticmethod
-    def warm_up(grid: Grid, first: int) -> int:
-        """Return the tile to begin with: the cell of the tile `first` needs the tiles above and to the left."""
-        return max(0, first - grid.columns - 1) if grid.overlap else first
+    def find_first_tile(grid: Grid, index: int) -> int:
+        """Return the tile to begin with: the cell of the tile `index` needs the tiles above and to the left."""
+        return max(0, index - grid.columns - 1) if grid.overlap else index
 
     def add(self, index: int, scores_KHW: Optional[NDArray[Any]]) -> Optional[tuple[NDArray[Any], NDArray[Any]]]:
         """Add a tile.

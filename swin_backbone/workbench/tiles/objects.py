@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...sizes import Size
-from ..data.masks import run_lengths
+from ..data.masks import decode_run_lengths
 from .grid import Grid, Window
 
 MARGIN = 8  # pixels: a tile cuts an object that ends closer to the border of the tile
@@ -101,7 +101,7 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
     Returns:
         (height, width) bool.
     """
-    lengths = run_lengths(segmentation['counts'], LONGEST)
+    lengths = decode_run_lengths(segmentation['counts'], LONGEST)
     if lengths is None:
         raise ValueError(f'segmentation takes a compressed RLE, got {segmentation!r:.80}')
     x, y, width, height = box

@@ -201,8 +201,8 @@ def _open_zarr(path: Path, level: int) -> Picture:
             pixels = np.asarray(array[tuple(slices.get(axis, 0) for axis in axes)])
         except Exception as error:  # a codec raises anything
             raise OSError(f'{path} cannot be read at rows {rows}, columns {columns}: {error!r}') from error
-        left = [axis for axis in axes if axis in slices]
-        pixels = pixels.transpose([left.index(axis) for axis in 'YXC' if axis in left])
+        kept_axes = [axis for axis in axes if axis in slices]
+        pixels = pixels.transpose([kept_axes.index(axis) for axis in 'YXC' if axis in kept_axes])
         return pixels.reshape(*pixels.shape[:2], -1)
 
     raster = Raster((size['Y'], size['X']), size.get('C', 1), array.dtype, bits, read, holds_rows=False)

@@ -186,7 +186,7 @@ class TiledInference:
             return
         with tempfile.TemporaryFile(dir=self.finished_tiles.folder) as scratch:
             blender = Blender(self.grid, len(self.classes), scratch)
-            for index in range(Blender.warm_up(self.grid, tiles[0]), tiles.stop):
+            for index in range(Blender.find_first_tile(self.grid, tiles[0]), tiles.stop):
                 pixels = self._read(index)
                 scores_KHW = None if pixels is None else self.predictor.scores(self._prepare(pixels))
                 blended = blender.add(index, scores_KHW)
@@ -219,8 +219,8 @@ class TiledInference:
             raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
         instances = sample.pred_instances.cpu().numpy()
         window = self.grid.window(index)
-        lowest = list_thresholds(self.score_thr, self.classes)
-        for place in np.flatnonzero(instances.scores >= lowest[instances.labels]):
+        thresholds = list_thresholds(self.score_thr, self.classes)
+        for place in np.flatnonzero(instances.scores >= thresholds[instances.labels]):
             x1, y1, x2, y2 = map(float, instances.bboxes[place])
             runs = None
             if 'masks' in instances:

@@ -27,7 +27,7 @@ from swin_backbone.checks import DataError
 from swin_backbone.workbench.data.annotations import scan_annotation_file
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
-from swin_backbone.workbench.data.masks import SHORT_POLYGON, find_mask_fault, run_lengths
+from swin_backbone.workbench.data.masks import SHORT_POLYGON, decode_run_lengths, find_mask_fault
 
 SIZE = (SIDE, SIDE)
 
@@ -224,12 +224,12 @@ def test_run_lengths_are_those_that_pycocotools_wrote():
         changes = np.flatnonzero(np.diff(flat)) + 1
         runs = np.diff([0, *changes, len(flat)])
         expected = [0, *runs] if flat[0] else list(runs)
-        assert run_lengths(encoded['counts']) == expected
-        assert run_lengths(encoded['counts'].decode() + '\ud800') is None  # JSON can hold half a surrogate pair
+        assert decode_run_lengths(encoded['counts']) == expected
+        assert decode_run_lengths(encoded['counts'].decode() + '\ud800') is None  # JSON can hold half a surrogate pair
         assert find_mask_fault(dict(encoded, counts=encoded['counts'].decode()), mask.shape) is None
         assert find_mask_fault(rle([int(run) for run in expected], mask.shape), mask.shape) is None
     assert find_mask_fault(rle([2**24, 2**24], (2**13, 2**12)), (2**13, 2**12)) is None
-    assert [number for number in (5, 6, 12, 13, 30) if run_lengths('o' * number + '04')] == [5]
+    assert [number for number in (5, 6, 12, 13, 30) if decode_run_lengths('o' * number + '04')] == [5]
     assert find_mask_fault(rle('04', (10**12, 10**12)), (10**12, 10**12)) is not None
 
 
@@ -269,7 +269,7 @@ def random_mask(rng):
         return mask, size
     pixels = np.asfortranarray(np.random.default_rng(rng.randrange(2**32)).random(size) < rng.random(), np.uint8)
     encoded = coco_mask.encode(pixels)
-    counts = encoded['counts'].decode() if kind == 1 else run_lengths(encoded['counts'])
+    counts = encoded['counts'].decode() if kind == 1 else decode_run_lengths(encoded['counts'])
     if rng.random() < 0.5:
         place = rng.randrange(len(counts))
         new = rng.choice('0OPo~ \0' if kind == 1 else odd)

@@ -69,7 +69,7 @@ def test_masks_and_regions_are_the_reference_s(size, window, shifted, mask_paddi
 
     tokens = np.full(padded, PADDING)
     tokens[: size[0], : size[1]] = np.arange(size[0] * size[1]).reshape(size)
-    assert np.array_equal(layout.rolled_back(layout.token_HW), tokens)
+    assert np.array_equal(layout.roll_back(layout.token_HW), tokens)
     assert (in_windows(layout.window_HW) == np.arange(len(tokens_LN))[:, None]).all()
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_explained():
 
 
 def test_bias_tables_of_both_versions_before_and_after():
-    (trained_Rh, _), (resized_Rh, _) = find_bias_tables(BACKBONES[0].state_dict(), 2, 1, target=(6, 6))
+    (trained_Rh, _), (resized_Rh, _) = find_bias_tables(BACKBONES[0].state_dict(), 2, 1, new_window=(6, 6))
     own = BACKBONES[0].stages[1].blocks[0].attn.w_msa
     assert torch.equal(trained_Rh, own.relative_position_bias_table)
     assert torch.equal(resized_Rh, resize_relative_position_bias_table(trained_Rh, (4, 4), (6, 6)))

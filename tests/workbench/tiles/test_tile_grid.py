@@ -61,7 +61,7 @@ def test_weights_add_up_to_one_wherever_one_begins(grid, first):
         cell = grid.cell(index)
         np.testing.assert_allclose(sums, picture[:, cell.top : cell.bottom, cell.left : cell.right], atol=1e-5)
     first = min(first, len(grid) - 1)
-    for index, sums, there in cells(Blender.warm_up(grid, first)):
+    for index, sums, there in cells(Blender.find_first_tile(grid, first)):
         if index >= first:
             assert there.all()
             assert sums.tobytes() == whole[index].tobytes()

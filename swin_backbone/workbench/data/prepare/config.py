@@ -10,7 +10,7 @@ from ....openmmlab.config_parts import iter_parts, type_name, walk
 from ....openmmlab.errors import ConfigError
 from ...configs.cfg_options import get_setting
 from ...configs.data_parts import list_metric_configs
-from ...pictures.colours import distinct_colours
+from ...pictures.colours import make_palette
 from ..annotations import uses_masks
 from .folder import format_line
 from .index import IndexedSplit
@@ -59,7 +59,7 @@ def _put_objects(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]
                 transform.poly2mask = True
     _drop_semantic_branches(cfg)
     _turn_panoptic_into_instances(cfg, len(data.classes))
-    metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
+    metainfo = dict(classes=data.classes, palette=make_palette(len(data.classes)))
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
     for phase, split in splits.items():
         _replace_data(
@@ -113,7 +113,7 @@ def _turn_panoptic_into_instances(cfg: Config, num_classes: int) -> None:
 
 
 def _put_labels(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]) -> None:
-    palette = [list(colour) for colour in distinct_colours(len(data.classes))]
+    palette = [list(colour) for colour in make_palette(len(data.classes))]
     metainfo = dict(classes=data.classes, palette=palette)
     for phase, split in splits.items():
         name = 'mmengine.dataset.BaseDataset'
