@@ -31,8 +31,8 @@ TOOLS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=_program(), description='Swin Transformer backbones.')
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=_get_name(), description='Swin Transformer backbones.')
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     commands.add_parser('info', help='print versions, devices and backends, for a bug report')
     for name, (_, summary) in TOOLS.items():
@@ -45,17 +45,17 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in TOOLS:
         _run_tool(sys.argv[1], sys.argv[2:])
     else:
-        parser().parse_args()
+        make_parser().parse_args()
         run(print_info)
 
 
-def _program() -> str:
+def _get_name() -> str:
     return 'swin-backbone' if Path(sys.argv[0]).stem.startswith('swin-backbone') else 'python -m swin_backbone'
 
 
 def _run_tool(name: str, arguments: Sequence[str]) -> None:
-    folder = _tools()
-    sys.argv = [f'{_program()} {name}', *arguments]
+    folder = _find_tools()
+    sys.argv = [f'{_get_name()} {name}', *arguments]
     sys.path.insert(0, str(folder))  # as Python does for a file
     spec = spec_from_file_location(TOOLS[name][0], folder / f'{TOOLS[name][0]}.py')
     assert spec is not None
@@ -65,13 +65,13 @@ def _run_tool(name: str, arguments: Sequence[str]) -> None:
     run(tool.main)
 
 
-def _tools() -> Path:
+def _find_tools() -> Path:
     """Return the folder of the tools: in an installed wheel, or in the checkout."""
     package = Path(__file__).parent
     for folder in (package / '.mim' / 'tools', package.parent / 'tools'):
         if (folder / 'train.py').is_file():
             return folder
-    sys.exit(f'{_program()}: this installation has no tools: neither {package}/.mim/tools nor {package.parent}/tools')
+    sys.exit(f'{_get_name()}: this installation has no tools: neither {package}/.mim/tools nor {package.parent}/tools')
 
 
 if __name__ == '__main__':

@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
             glibc.mallopt(parameter, value)
 
 
-def default_device() -> str:
+def choose_device() -> str:
     """Return the first CUDA device, or the CPU without CUDA."""
     return 'cuda:0' if torch.cuda.is_available() else 'cpu'
 

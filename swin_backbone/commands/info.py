@@ -50,7 +50,7 @@ def print_info() -> None:
             print(f'  {name}: {value}', flush=True)
 
 
-def _system() -> Iterator[Fact]:
+def _list_system() -> Iterator[Fact]:
     yield 'swin_backbone', f'{__version__}, in {_shorten(Path(__file__).parents[1])}'
     yield 'Python', f'{platform.python_version()} ({platform.python_implementation()}), in {_shorten(sys.prefix)}'
     yield 'system', platform.platform()
@@ -58,17 +58,17 @@ def _system() -> Iterator[Fact]:
     yield 'environment variables', ', '.join(f'{name}={os.environ[name]}' for name in names) or 'none'
 
 
-def _packages() -> Iterator[Fact]:
-    yield 'stack', stack()
+def _list_packages() -> Iterator[Fact]:
+    yield 'stack', find_stack()
     for module, distributions in STACK.items():
-        versions = [f'{version} ({name})' for name, version in _installed(distributions)]
+        versions = [f'{version} ({name})' for name, version in _list_installed(distributions)]
         yield module, ', '.join(versions) or 'not installed'
-    yield 'others', ', '.join(f'{name} {version}' for name, version in _installed(OTHERS))
+    yield 'others', ', '.join(f'{name} {version}' for name, version in _list_installed(OTHERS))
 
 
-def stack() -> str:
+def find_stack() -> str:
     """Return the installed stack: 'onedl', 'openmmlab', 'lite' or 'none', or a sentence about a broken mixture."""
-    installed = {module: [name for name, _ in _installed(names)] for module, names in STACK.items()}
+    installed = {module: [name for name, _ in _list_installed(names)] for module, names in STACK.items()}
     twice = [names for names in installed.values() if len(names) > 1]
     if twice:
         return (
@@ -86,23 +86,23 @@ def stack() -> str:
     return 'onedl' if mmcv.startswith('onedl-') else 'openmmlab'
 
 
-def _imports() -> Iterator[Fact]:
-    yield 'mmcv operators', _try(_operators)
-    if _installed(['torchvision']):
-        yield 'torchvision', _try(_torchvision)
+def _list_imports() -> Iterator[Fact]:
+    yield 'mmcv operators', _try(_find_operators)
+    if _list_installed(['torchvision']):
+        yield 'torchvision', _try(_import_torchvision)
     for module in list(STACK)[2:]:  # the toolboxes
-        if _installed(STACK[module]):
+        if _list_installed(STACK[module]):
             yield module, _try(_import, module)
 
 
-def _operators() -> str:
-    from ..openmmlab.mmcv_ops import in_use, put_in_place
+def _find_operators() -> str:
+    from ..openmmlab.mmcv_ops import find_provider, put_in_place
 
     put_in_place()
-    return in_use()
+    return find_provider()
 
 
-def _torchvision() -> str:
+def _import_torchvision() -> str:
     from torchvision.extension import _has_ops
 
     return 'imports' if _has_ops() else 'imports in the commands, without its operators: it is built for another torch'
@@ -113,12 +113,12 @@ def _import(module: str) -> str:
     return 'imports'
 
 
-def _devices() -> Iterator[Fact]:
-    yield 'cpu', _try(_processor)
-    yield 'CUDA', _try(_cuda)
+def _list_devices() -> Iterator[Fact]:
+    yield 'cpu', _try(_describe_processor)
+    yield 'CUDA', _try(_describe_cuda)
 
 
-def _processor() -> str:
+def _describe_processor() -> str:
     try:
         from ..devices import processor
     except ImportError:  # torch or mmcv is missing
@@ -126,7 +126,7 @@ def _processor() -> str:
     return processor()
 
 
-def _cuda() -> str:
+def _describe_cuda() -> str:
     import torch
 
     from ..compat import allows_tf32
@@ -144,11 +144,11 @@ def _cuda() -> str:
     return f'{"; ".join(names)}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, TF32 {tf32}'
 
 
-def _backends() -> Iterator[Fact]:
+def _list_backends() -> Iterator[Fact]:
     """Yield for each device and dtype the choice of `backend='auto'`, and why another backend cannot compute."""
-    yield 'compiled library', _try(_library)
+    yield 'compiled library', _try(_describe_library)
     for dtype_name in ('float32', 'bfloat16'):
-        yield f'Swin-T in training, {dtype_name}', _try(_saved_blocks, dtype_name)
+        yield f'Swin-T in training, {dtype_name}', _try(_explain_saved_blocks, dtype_name)
     devices = ['cpu']
     with suppress(Exception):  # the lines of the CPU print this error
         import torch
@@ -156,10 +156,10 @@ def _backends() -> Iterator[Fact]:
         devices += [f'cuda:{index}' for index in range(torch.cuda.device_count())]
     for device in devices:
         for dtype_name in ('float32', 'bfloat16'):
-            yield f'{device}, {dtype_name}', _try(_chosen_backend, device, dtype_name)
+            yield f'{device}, {dtype_name}', _try(_choose_backend, device, dtype_name)
 
 
-def _saved_blocks(dtype_name: str) -> str:
+def _explain_saved_blocks(dtype_name: str) -> str:
     """Return which blocks save activations for the backward pass, and why."""
     import torch
 
@@ -168,7 +168,7 @@ def _saved_blocks(dtype_name: str) -> str:
     return choose_saved_blocks(getattr(torch, dtype_name)).reason
 
 
-def _library() -> str:
+def _describe_library() -> str:
     from ..kernels.native.library import load_library
 
     library, reason = load_library()
@@ -177,7 +177,7 @@ def _library() -> str:
     return f'computes by {library.isa}, int8 by {library.int8_products}; was built with {", ".join(library.isas)}'
 
 
-def _chosen_backend(device: str, dtype_name: str) -> str:
+def _choose_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
@@ -196,15 +196,15 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {
-    'system': _system,
-    'packages': _packages,
-    'imports': _imports,
-    'devices': _devices,
-    'backends': _backends,
+    'system': _list_system,
+    'packages': _list_packages,
+    'imports': _list_imports,
+    'devices': _list_devices,
+    'backends': _list_backends,
 }
 
 
-def _installed(distributions: Iterable[str]) -> list[tuple[str, str]]:
+def _list_installed(distributions: Iterable[str]) -> list[tuple[str, str]]:
     """Return names and versions of the installed distributions."""
     versions = []
     for name in distributions:

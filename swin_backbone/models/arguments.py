@@ -25,7 +25,7 @@ class StageSizes(NamedTuple):
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     num_heads: tuple[int, ...]
-    windows: tuple[Size, ...]
+    window_sizes: tuple[Size, ...]
 
 
 def check_sizes(
@@ -45,7 +45,7 @@ def check_sizes(
         if widths[stage] % heads:
             allowed = f'a divisor of the width of stage {stage}, embed_dims * {1 << stage} = {widths[stage]}'
             raise ValueError(refusal(f'num_heads[{stage}]', allowed, heads))
-    return StageSizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
+    return StageSizes(widths, depths, num_heads, _check_window_sizes(window_size, len(depths)))
 
 
 def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ def check_patches(strides: object, patch_size: object, num_stages: int) -> tuple
     return numbers, (patch, patch)
 
 
-def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
+def _check_window_sizes(value: Any, num_stages: int) -> tuple[Size, ...]:
     """Check a window for all stages, or a list of windows. Two ints are (height, width), even with two stages."""
     allowed = f'a whole number of at least 1, a pair (height, width), or a list of {num_stages}, one for each stage'
     entries = (value,) if is_int(value) else check_sequence('window_size', value, allowed)
@@ -75,7 +75,7 @@ def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
     return tuple(check_size(f'window_size[{stage}]', entry) for stage, entry in enumerate(entries))
 
 
-def check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[Size], ...]:
+def check_pretrained_window_sizes(value: object, num_stages: int) -> tuple[Optional[Size], ...]:
     """Check the windows of the stages in pre-training. None, or an entry of 0, is the stage's own window."""
     name, allowed = 'pretrained_window_sizes', f'a list of {num_stages} windows, one for each stage, or None'
     entries = check_sequence(name, (0,) * num_stages if value is None else value, allowed, num_stages)

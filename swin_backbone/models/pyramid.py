@@ -150,7 +150,7 @@ class SwinPyramid(nn.Module):
         widths, num_stages = sizes.widths, len(sizes.depths)
         self.merging_first = merging_first
         self.in_channels = in_channels
-        self.window_size = sizes.windows  # (Wh, Ww) of each stage
+        self.window_size = sizes.window_sizes  # (Wh, Ww) of each stage
         self.num_features = list(widths)
         strides, patch = check_patches(strides, patch_size, num_stages)
         self.out_indices = check_out_indices(out_indices, num_stages)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from ..archs import ARCHS_V2, EXTRA_NORM_OF_ARCH
-from .arguments import Pair, WindowSize, check_pretrained_windows, check_sizes
+from .arguments import Pair, WindowSize, check_pretrained_window_sizes, check_sizes
 from .layers import SwinV2Block
 from .pyramid import SwinPyramid
 
@@ -64,13 +64,13 @@ class SwinV2Backbone(SwinPyramid):
         **more: Any,
     ):
         sizes = check_sizes(ARCHS_V2, arch, embed_dims, depths, num_heads, window_size)
-        pretrained_windows = check_pretrained_windows(pretrained_window_sizes, len(sizes.depths))
+        pretrained_sizes = check_pretrained_window_sizes(pretrained_window_sizes, len(sizes.depths))
         if extra_norm_every_n_blocks is None:
             extra_norm_every_n_blocks = EXTRA_NORM_OF_ARCH.get(arch or '', 0)
 
         def make_block(stage: int, index: int, **common: Any) -> SwinV2Block:
             return SwinV2Block(
-                pretrained_window=pretrained_windows[stage],
+                pretrained_window=pretrained_sizes[stage],
                 qkv_bias=qkv_bias,
                 attn_drop_rate=attn_drop_rate,
                 extra_norm=bool(extra_norm_every_n_blocks) and (index + 1) % extra_norm_every_n_blocks == 0,
@@ -86,4 +86,4 @@ class SwinV2Backbone(SwinPyramid):
             pretrain_img_size=pretrain_img_size,
             **more,
         )
-        self.pretrained_window_sizes = pretrained_windows  # of each stage
+        self.pretrained_window_sizes = pretrained_sizes  # of each stage

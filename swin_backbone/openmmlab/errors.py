@@ -2,7 +2,7 @@
 
 Toolboxes use assertions, or fail inside a layer. The config key is found from the objects in the traceback. The config
 itself is found by the name of a local variable: a function that has a config calls it `cfg`. Functions of the packages
-`NAME_A_KEY` are left out.
+`KEY_NAMING_PACKAGES` are left out.
 """
 
 import linecache
@@ -18,11 +18,11 @@ from ..checkpoints.errors import CheckpointError
 from ..checks import DataError
 from .config_parts import iter_parts, type_name
 
-IN_WORKER = 'Original Traceback (most recent call last)'
+WORKER_TRACEBACK = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
-WHERE = f'{DataError.__module__}.DataError: '
+DATA_ERROR = f'{DataError.__module__}.DataError: '
 # mmseg's MaskFormer and Mask2Former heads predict masks of the whole picture for each cut of it.
-SLIDE = "; with mode='whole' in model.test_cfg, tools/infer_tiles.py cuts pictures for every head"
+SLIDE_HINT = "; with mode='whole' in model.test_cfg, tools/infer_tiles.py cuts pictures for every head"
 EXAMPLES = 3  # for each kind of fault
 
 
@@ -62,8 +62,8 @@ class ConfigError(ValueError):
     """An error in a config: one sentence with the key, the value and the allowed values."""
 
 
-NAME_A_KEY = (f'{__package__}.', f'{__package__.partition(".")[0]}.workbench.')  # packages, by their errors
-COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # messages with key and file
+KEY_NAMING_PACKAGES = (f'{__package__}.', f'{__package__.partition(".")[0]}.workbench.')  # packages, by their errors
+COMPLETE_ERRORS = (CheckpointError, ConfigError, TrainingStopped)  # messages with key and file
 
 
 def describe_error(error: BaseException) -> str:
@@ -72,21 +72,21 @@ def describe_error(error: BaseException) -> str:
     Without a config in the traceback, the line is only the message.
     """
     if isinstance(error, DataError):  # torch puts the traceback of a worker process before the message
-        return str(error).rpartition(WHERE)[2].strip()
-    if isinstance(error, COMPLETE):
+        return str(error).rpartition(DATA_ERROR)[2].strip()
+    if isinstance(error, COMPLETE_ERRORS):
         return _to_one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'
     location = _find_config_place(error)
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    hint = SLIDE if 'slide_inference' in names else ''
+    hint = SLIDE_HINT if 'slide_inference' in names else ''
     return (f'{location}: ' if location else '') + _format_message(error) + hint
 
 
 def _format_message(error: BaseException) -> str:
     """Return the message in one line, with the type of an unusual error."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if IN_WORKER in message:  # torch adds the traceback of the worker process
+    if WORKER_TRACEBACK in message:  # torch adds the traceback of the worker process
         message = message.strip().rpartition('\n')[2]
     message = _to_one_line(message)
     if not message:  # an assert has none
@@ -121,7 +121,7 @@ def _iter_objects(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
     Functions of this folder and of the workbench are left out, because their errors name a key. Constructors are left
     out, because the caller has the config, and a new object has few attributes.
     """
-    if frame.f_globals.get('__name__', '').startswith(NAME_A_KEY) or frame.f_code.co_name == '__init__':
+    if frame.f_globals.get('__name__', '').startswith(KEY_NAMING_PACKAGES) or frame.f_code.co_name == '__init__':
         return
     for value in frame.f_locals.values():
         if isinstance(value, dict) and 'type' in value:

@@ -106,7 +106,7 @@ def check_amp(dtype: str, device: str) -> str:
     return dtype if dtype != 'auto' else 'bfloat16' if device == 'cpu' else 'float16'
 
 
-_open: dict[nn.Module, tuple[int, ExitStack]] = {}  # number of contexts in all threads, and the restoration, by model
+_open_contexts: dict[nn.Module, tuple[int, ExitStack]] = {}  # number in all threads, and restoration, by model
 _lock = threading.Lock()
 
 
@@ -114,15 +114,15 @@ _lock = threading.Lock()
 def _run_methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
     """Replace methods of a model's modules by methods in float32. The last context of the model restores them."""
     with _lock:
-        contexts, restoration = _open.get(model) or (0, _replace_methods(model, device))
-        _open[model] = contexts + 1, restoration
+        contexts, restoration = _open_contexts.get(model) or (0, _replace_methods(model, device))
+        _open_contexts[model] = contexts + 1, restoration
     try:
         yield
     finally:
         with _lock:
-            contexts, restoration = _open.pop(model)
+            contexts, restoration = _open_contexts.pop(model)
             if contexts > 1:
-                _open[model] = contexts - 1, restoration
+                _open_contexts[model] = contexts - 1, restoration
             else:
                 restoration.close()
 
@@ -130,14 +130,14 @@ def _run_methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
 def _replace_methods(model: nn.Module, device: str) -> ExitStack:
     """Replace methods, and return a stack that restores them."""
     stack = ExitStack()
-    in_float32 = partial(outside_autocast, device=device)
+    in_float32 = partial(run_outside_autocast, device=device)
     for module in model.modules():
         behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
         methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
         if _takes_float32(module, device):
             methods['forward'] = in_float32
         elif behind:
-            methods['forward'] = to_float32
+            methods['forward'] = cast_results
         if callable(getattr(type(module), SAMPLING, None)):
             methods[SAMPLING] = in_float32
         for name, change in methods.items():
@@ -158,7 +158,7 @@ def _takes_float32(module: nn.Module, device: str) -> bool:
     return hasattr(module, 'roi_layers') or type(module).__module__.startswith('mmcv.ops')
 
 
-def outside_autocast(method: Method, device: str) -> Method:
+def run_outside_autocast(method: Method, device: str) -> Method:
     """Return a method that computes in float32, outside autocast."""
 
     @wraps(method)
@@ -169,7 +169,7 @@ def outside_autocast(method: Method, device: str) -> Method:
     return outside
 
 
-def to_float32(method: Method) -> Method:
+def cast_results(method: Method) -> Method:
     """Return a method with results in float32."""
 
     @wraps(method)

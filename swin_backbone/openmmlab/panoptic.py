@@ -56,8 +56,8 @@ class PQStat:
         values = {}
         for category_id in (key for key, category in categories.items() if isthing in (None, category['isthing'] == 1)):
             counts = self[category_id]
-            whole = counts.tp + (counts.fp + counts.fn) / 2
-            pq, sq, rq = counts.iou / (whole or 1), counts.iou / (counts.tp or 1), counts.tp / (whole or 1)
+            denominator = counts.tp + (counts.fp + counts.fn) / 2
+            pq, sq, rq = counts.iou / (denominator or 1), counts.iou / (counts.tp or 1), counts.tp / (denominator or 1)
             values[category_id] = dict(pq=pq, sq=sq, rq=rq)
         counted = [counts for category_id, counts in values.items() if self[category_id] != PanopticCounts()]
         means = {name: sum(counts[name] for counts in counted) / (len(counted) or 1) for name in ('pq', 'sq', 'rq')}

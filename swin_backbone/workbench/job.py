@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 from mmengine.config import Config
 from mmengine.device import get_device
 
-from ..devices import default_device, keep_freed_memory
+from ..devices import choose_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import DEFAULTS, Options, refuse_options
@@ -199,7 +199,7 @@ def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:
     if checkpoint is not None and is_exported(checkpoint):
         return open_exported(checkpoint, options)
     _refuse_threads(options)
-    device = options.device or default_device()
+    device = options.device or choose_device()
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
     predictor = Predictor(

@@ -78,8 +78,8 @@ def test_a_report_where_packages_are_missing(tmp_path):
     ],
 )
 def test_which_stack_is_installed(monkeypatch, installed, stack):
-    monkeypatch.setattr(info, '_installed', lambda names: [(name, '1.0') for name in names if name in installed])
-    answer = info.stack()
+    monkeypatch.setattr(info, '_list_installed', lambda names: [(name, '1.0') for name in names if name in installed])
+    answer = info.find_stack()
     assert answer.startswith(stack) if stack.endswith(' ') else answer == stack
 
 

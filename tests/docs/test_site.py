@@ -108,9 +108,9 @@ def check(command, monkeypatch):
         monkeypatch.setattr(sys, 'argv', arguments[1:])
         importlib.import_module(arguments[1]).parse_args()
     elif arguments[:2] == ['-m', 'swin_backbone']:
-        from swin_backbone.__main__ import parser
+        from swin_backbone.__main__ import make_parser
 
-        parser().parse_args(arguments[2:])
+        make_parser().parse_args(arguments[2:])
     elif program == 'make':
         makefile = (ROOT / 'Makefile').read_text().replace('\\\n', ' ')
         targets = re.search(r'^\.PHONY: (.+)$', makefile, re.M)[1].split()

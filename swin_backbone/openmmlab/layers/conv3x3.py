@@ -18,7 +18,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H', W')."""
-        return super().forward(channels_last(input))
+        return super().forward(make_channels_last(input))
 
 
 class ConvTranspose2d(nn.ConvTranspose2d):
@@ -26,7 +26,7 @@ class ConvTranspose2d(nn.ConvTranspose2d):
 
     def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
         """(B, C, H, W) to (B, N, H', W')."""
-        return super().forward(channels_last(input), output_size)
+        return super().forward(make_channels_last(input), output_size)
 
 
 class Conv3x3(nn.Conv2d):
@@ -34,10 +34,10 @@ class Conv3x3(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H, W)."""
-        return conv_3x3(channels_last(input), self.weight, self.bias, find_cache(self))
+        return convolve_3x3(make_channels_last(input), self.weight, self.bias, find_cache(self))
 
 
-def channels_last(x: Tensor) -> Tensor:
+def make_channels_last(x: Tensor) -> Tensor:
     """Return maps in channels_last memory.
 
     In a graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W), has none.
@@ -57,7 +57,7 @@ def is_plain(conv: Any) -> bool:
     return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())
 
 
-def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
+def convolve_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
     """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding. `cache` keeps packed weights."""
     if takes_maps(x, weight, bias):
         return convolve(x, weight, bias, cache)

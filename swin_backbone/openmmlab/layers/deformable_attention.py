@@ -40,7 +40,7 @@ class MultiScaleDeformableAttention(Base):
                 *(reference_points, spatial_shapes, level_start_index),
                 **kwargs,
             )
-        values, locations, weights = inputs_of_samples(
+        values, locations, weights = prepare_samples(
             self, query, value, query_pos, key_padding_mask, reference_points, spatial_shapes.flip(-1)
         )
         y = self.output_proj(deformable_attention(values, spatial_shapes, locations, weights))
@@ -56,7 +56,7 @@ class MultiScaleDeformableAttention(Base):
         )
 
 
-def inputs_of_samples(
+def prepare_samples(
     layer: Any,
     query: Tensor,
     value: Optional[Tensor],

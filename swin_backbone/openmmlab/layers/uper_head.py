@@ -16,14 +16,14 @@ from ...compat import has_global_hooks
 from ...kernels.changes import is_changed
 from ...kernels.native.memory import Cache, find_cache
 from ...modes import find_tracer
-from .conv3x3 import conv_3x3, is_plain
+from .conv3x3 import convolve_3x3, is_plain
 
 
 class UPerHead(OfMMSeg):
     """mmseg's UPerHead. Arguments and parameters are equal, results are equal up to rounding.
 
     mmseg enlarges the maps of all levels to the largest map, then convolves. Here a coarse map is convolved at its own
-    size, see `conv_of_resized`. Graphs are mmseg's.
+    size, see `convolve_resized`. Graphs are mmseg's.
     """
 
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -31,7 +31,7 @@ class UPerHead(OfMMSeg):
         if not _is_plain(self.bottleneck, x):
             return super().psp_forward(inputs)
         pooled = [branch(x) for branch in self.psp_modules]
-        return _fused(self.bottleneck, [x, *pooled], self.align_corners)
+        return _run_fused(self.bottleneck, [x, *pooled], self.align_corners)
 
     def _forward_feature(self, inputs: Sequence[Tensor]) -> Tensor:
         if not _is_plain(self.fpn_bottleneck, inputs[0]):
@@ -44,7 +44,7 @@ class UPerHead(OfMMSeg):
                 maps[level], size=finer.shape[2:], mode='bilinear', align_corners=self.align_corners
             )
         maps[:-1] = [conv(x) for conv, x in zip(self.fpn_convs, maps)]
-        return _fused(self.fpn_bottleneck, maps, self.align_corners)
+        return _run_fused(self.fpn_bottleneck, maps, self.align_corners)
 
 
 def _is_plain(module: Any, x: Tensor) -> bool:
@@ -59,16 +59,16 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     )
 
 
-def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
+def _run_fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
     """Return the output of a ConvModule for maps that are resized to the first map's size and concatenated."""
     conv = module.conv
-    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, find_cache(conv))
+    y: Tensor = convolve_resized(maps, conv.weight, conv.bias, align_corners, find_cache(conv))
     if module.with_norm:
         y = module.norm(y)
     return module.activate(y) if module.with_activation else y
 
 
-def conv_of_resized(
+def convolve_resized(
     maps: Sequence[Tensor],
     weight: Tensor,
     bias: Optional[Tensor],
@@ -85,17 +85,17 @@ def conv_of_resized(
         maps: (B, C_i, h_i, w_i); the first map has the size (H, W).
         weight: (D, sum of C_i, 3, 3).
         bias: (D,) or None.
-        cache: cache of packed weights of the first map, see `conv_3x3`.
+        cache: cache of packed weights of the first map, see `convolve_3x3`.
 
     Returns:
         (B, D, H, W).
     """
     finest, *coarse = maps
     weights = weight.split([x.shape[1] for x in maps], 1)
-    y_BDHW = conv_3x3(finest, weights[0], bias, cache)
+    y_BDHW = convolve_3x3(finest, weights[0], bias, cache)
     for x, weight_of_x in zip(coarse, weights[1:]):
         if x.shape[2:] == finest.shape[2:]:
-            y_BDHW = y_BDHW + conv_3x3(x, weight_of_x, None)
+            y_BDHW = y_BDHW + convolve_3x3(x, weight_of_x, None)
         else:
             y_BDHW = _add_resized_conv(y_BDHW, x, weight_of_x, align_corners)
     return y_BDHW
@@ -105,7 +105,7 @@ def _add_resized_conv(y_BDHW: Tensor, x_BChw: Tensor, weight: Tensor, align_corn
     """Return the sum of `y` and the convolution of a map, which is resized to the size of `y`."""
     (B, D, H, W), (_, C, h, w) = y_BDHW.shape, x_BChw.shape
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    down_KHh, across_KWw = (_taps(n, N, align_corners, dtype, weight.device) for n, N in ((h, H), (w, W)))
+    down_KHh, across_KWw = (_make_taps(n, N, align_corners, dtype, weight.device) for n, N in ((h, H), (w, W)))
     # Output channels are (row, column, D) of the 9 taps. The product with the matrix sums over rows.
     weight_9DC11 = weight.permute(2, 3, 0, 1).reshape(9 * D, C, 1, 1)
     taps_Bhw9D = F.conv2d(x_BChw, weight_9DC11).permute(0, 2, 3, 1)
@@ -118,7 +118,7 @@ def _add_resized_conv(y_BDHW: Tensor, x_BChw: Tensor, weight: Tensor, align_corn
     return summed.view(B, H, W, D).permute(0, 3, 1, 2)
 
 
-def _taps(n: int, N: int, align_corners: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _make_taps(n: int, N: int, align_corners: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the matrices (3, N, n) of a resize from n to N pixels and a shift by each of 3 taps."""
     unit_1nn1 = torch.eye(n, dtype=dtype, device=device).view(1, n, n, 1)
     resized_Nn = F.interpolate(unit_1nn1, (N, 1), mode='bilinear', align_corners=align_corners)[0, :, :, 0].t()

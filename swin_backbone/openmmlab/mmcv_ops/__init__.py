@@ -44,7 +44,7 @@ def put_in_place() -> None:
     mmcv._ext = ext
 
 
-def in_use() -> str:
+def find_provider() -> str:
     """Return the origin of the operators of `mmcv.ops`, in one line."""
     module = sys.modules.get(NAME)
     if module is None:

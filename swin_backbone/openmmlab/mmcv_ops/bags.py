@@ -58,7 +58,7 @@ def number_entries(count_P: Tensor, total: int) -> tuple[Tensor, Tensor]:
     return bag_E, torch.arange(total, device=count_P.device, dtype=count_P.dtype) - starts_P[bag_E]
 
 
-def clamped_corners(at_S: Tensor, size: int) -> Corners:
+def clamp_corners(at_S: Tensor, size: int) -> Corners:
     """Return the neighbours of RoIAlign. A sample up to one pixel outside moves to the border; a sample further outside
     has weight 0."""
     inside_S = (at_S >= -1) & (at_S <= size)
@@ -68,7 +68,7 @@ def clamped_corners(at_S: Tensor, size: int) -> Corners:
     return torch.stack([low_S, (low_S + 1).clamp(max=size - 1)]), torch.stack([1 - share_S, share_S]) * inside_S
 
 
-def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
+def pad_corners(at_S: Tensor, size: int) -> Corners:
     """Return the neighbours of a deformable convolution, on a zero-padded map. Differentiable in `at_S`."""
     inside_S = (at_S > -1) & (at_S < size)
     at_S = torch.where(inside_S, at_S, 0)
@@ -93,7 +93,7 @@ def make_even_bags(rows: Tensor, weights: Tensor) -> Bags:
     return Bags(rows.reshape(-1), weights.reshape(-1), starts_P)
 
 
-def as_rows(x_BCHW: Tensor) -> Tensor:
+def flatten_map(x_BCHW: Tensor) -> Tensor:
     """Return a map as rows, (B*H*W, C), in the dtype of sums. A float32 map in channels_last memory is not copied."""
     return widen(x_BCHW).permute(0, 2, 3, 1).reshape(-1, x_BCHW.shape[1])
 
@@ -103,7 +103,7 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def slices_within(cost_R: list[int], budget: int) -> Iterator[slice]:
+def slice_within(cost_R: list[int], budget: int) -> Iterator[slice]:
     """Yield slices of consecutive regions whose cost is within the budget, or of a single region."""
     begin = spent = 0
     for index, cost in enumerate(cost_R):
@@ -115,16 +115,16 @@ def slices_within(cost_R: list[int], budget: int) -> Iterator[slice]:
     yield slice(begin, len(cost_R))
 
 
-def corner_rows(image: Tensor, y: Tensor, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+def find_corner_rows(image: Tensor, y: Tensor, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Return rows and weights (..., 4) of bilinear samples at (y, x) in the images' maps of `shape` (B, C, H, W)."""
     height, width = shape[2:]
-    rows, weights = combine_axes(clamped_corners(y, height), clamped_corners(x, width), width)
+    rows, weights = combine_axes(clamp_corners(y, height), clamp_corners(x, width), width)
     return rows + image[..., None] * (height * width), weights
 
 
 def pool_bags(x_BCHW: Tensor, bags_of_spans: Iterable[tuple[slice, Bags]], output: Tensor) -> None:
     """Write the sums of bags into `output` (R, C, I, J). The bags are the bins of slices of regions."""
-    map_MC = as_rows(x_BCHW)
+    map_MC = flatten_map(x_BCHW)
     _, channels, height, width = output.shape
     for span, bags in bags_of_spans:
         output[span] = sum_bags(map_MC, bags).view(-1, height, width, channels).permute(0, 3, 1, 2).to(output)
@@ -134,11 +134,11 @@ def unpool_bags(grad_output: Tensor, bags_of_spans: Iterable[tuple[slice, Bags]]
     """Add the gradient of `pool_bags` in the maps to `grad_BCHW`."""
     batch, channels, height, width = grad_BCHW.shape
     for span, bags in bags_of_spans:
-        grad_MC = spread_bags(as_rows(grad_output[span]), bags, batch * height * width)
+        grad_MC = spread_bags(flatten_map(grad_output[span]), bags, batch * height * width)
         grad_BCHW += grad_MC.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
-def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor, ...]:
+def differentiate(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of `function(*inputs)` in the inputs."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import combine_axes, gradients, make_even_bags, sum_bags, widen, zero_padded_corners
+from .bags import combine_axes, differentiate, make_even_bags, pad_corners, sum_bags, widen
 
 Pair = tuple[int, int]
 Settings = tuple[Pair, Pair, Pair, int, int]  # stride, padding, dilation, groups, groups of offsets
@@ -44,17 +44,17 @@ def _convolve(
     channels, height, width = x_1CHW.shape[1:]
     size_K = kernel_height * kernel_width
 
-    def base(out: int, kernel: int, axis: int) -> Tensor:
+    def find_base(out: int, kernel: int, axis: int) -> Tensor:
         """Return the positions of a kernel without offsets, (kernel, out)."""
         starts = torch.arange(out, device=x_1CHW.device) * stride[axis] - padding[axis]
         return starts + torch.arange(kernel, device=x_1CHW.device)[:, None] * dilation[axis]
 
     shift = widen(offset).view(offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
-    y = shift[:, :, :, 0] + base(out_height, kernel_height, 0)[:, None, :, None]
-    x = shift[:, :, :, 1] + base(out_width, kernel_width, 1)[None, :, None, :]
+    y = shift[:, :, :, 0] + find_base(out_height, kernel_height, 0)[:, None, :, None]
+    x = shift[:, :, :, 1] + find_base(out_width, kernel_width, 1)[None, :, None, :]
     # In the order (H', W', K, D), the sums of the bags are the columns of a matrix product, channels last.
     y, x = (at.flatten(1, 2).permute(2, 3, 1, 0) for at in (y, x))
-    rows, weights = combine_axes(zero_padded_corners(y, height), zero_padded_corners(x, width), width)
+    rows, weights = combine_axes(pad_corners(y, height), pad_corners(x, width), width)
     mask = widen(mask).view(offset_groups, size_K, out_height, out_width)
     weights = weights * mask.permute(2, 3, 1, 0)[..., None]
     rows = rows * offset_groups + torch.arange(offset_groups, device=x_1CHW.device)[:, None]
@@ -73,7 +73,7 @@ def _reread(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return x if x.shape[1:] == shape else x.flatten(1)[:, : math.prod(shape)].reshape(len(x), *shape)
 
 
-def _settings(sizes: dict[str, int], *names: tuple[str, str]) -> Settings:
+def _read_settings(sizes: dict[str, int], *names: tuple[str, str]) -> Settings:
     """Return the settings. `names` has the first three, down and across."""
     stride, padding, dilation = ((sizes[down], sizes[across]) for down, across in names)
     return stride, padding, dilation, sizes['group'], sizes['deformable_group']
@@ -83,16 +83,16 @@ VERSION_1 = ('dH', 'dW'), ('padH', 'padW'), ('dilationH', 'dilationW')
 VERSION_2 = ('stride_h', 'stride_w'), ('pad_h', 'pad_w'), ('dilation_h', 'dilation_w')
 
 
-def _gradients(settings: Settings, grad_output: Tensor, *tensors: Tensor) -> list[Tensor]:
+def _sum_gradients(settings: Settings, grad_output: Tensor, *tensors: Tensor) -> list[Tensor]:
     """Return the gradients of the tensors: weight, input, offset and, if given, mask."""
     weight, *others = tensors
     of_weight, *of_others = of_tensors = [torch.zeros_like(x) for x in tensors]
-    for image in _images(grad_output):
+    for image in _slice_images(grad_output):
         inputs = weight, *(x[image] for x in others)
-        weight_part, *of_image = gradients(partial(_convolve, settings), inputs, grad_output[image])
+        weight_part, *of_image = differentiate(partial(_convolve, settings), inputs, grad_output[image])
         of_weight += weight_part
-        for target, gradient in zip(of_others, of_image):
-            target[image] = gradient
+        for result, gradient in zip(of_others, of_image):
+            result[image] = gradient
     return of_tensors
 
 
@@ -100,14 +100,14 @@ def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
     """Write a deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` of mmcv are unused."""
-    for image in _images(input):
-        output[image] = _convolve(_settings(sizes, *VERSION_1), weight, input[image], offset[image])
+    for image in _slice_images(input):
+        output[image] = _convolve(_read_settings(sizes, *VERSION_1), weight, input[image], offset[image])
 
 
 def deform_conv_backward_input(*tensors: Tensor, **sizes: int) -> None:
     """Add the gradient in the map to `grad_input`, and write the gradient in the offsets into `grad_offset`."""
     input, offset, grad_output, grad_input, grad_offset, weight, _columns = tensors
-    _, of_input, of_offset = _gradients(_settings(sizes, *VERSION_1), grad_output, weight, input, offset)
+    _, of_input, of_offset = _sum_gradients(_read_settings(sizes, *VERSION_1), grad_output, weight, input, offset)
     grad_input += of_input
     grad_offset.copy_(of_offset)
 
@@ -116,24 +116,24 @@ def deform_conv_backward_parameters(*tensors: Tensor, scale: float, **sizes: int
     """Add the gradient in the weight, times `scale`, to `grad_weight`."""
     input, offset, grad_output, grad_weight, _columns, _ones = tensors
     weight = torch.zeros_like(grad_weight)  # mmcv passes no weight: the gradient does not depend on it
-    grad_weight += scale * _gradients(_settings(sizes, *VERSION_1), grad_output, weight, input, offset)[0]
+    grad_weight += scale * _sum_gradients(_read_settings(sizes, *VERSION_1), grad_output, weight, input, offset)[0]
 
 
 def modulated_deform_conv_forward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
     """Write a deformable convolution with weighted samples (DCN v2) into `output`."""
     input, weight, bias, _ones, offset, mask, output, _columns = tensors
-    for image in _images(input):
-        output[image] = _convolve(_settings(sizes, *VERSION_2), weight, input[image], offset[image], mask[image])
+    for image in _slice_images(input):
+        output[image] = _convolve(_read_settings(sizes, *VERSION_2), weight, input[image], offset[image], mask[image])
     if with_bias:
         output += bias[:, None, None]
 
 
 def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
-    input, weight, _bias, _ones, offset, mask, _columns, *targets, grad_output = tensors
-    grad_input, grad_weight, grad_bias, grad_offset, grad_mask = targets
-    of_weight, of_input, of_offset, of_mask = _gradients(
-        _settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask
+    input, weight, _bias, _ones, offset, mask, _columns, *results, grad_output = tensors
+    grad_input, grad_weight, grad_bias, grad_offset, grad_mask = results
+    of_weight, of_input, of_offset, of_mask = _sum_gradients(
+        _read_settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask
     )
     grad_weight += of_weight
     grad_input += of_input
@@ -143,7 +143,7 @@ def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: i
         grad_bias += grad_output.sum((0, 2, 3))
 
 
-def _images(x: Tensor) -> list[slice]:
+def _slice_images(x: Tensor) -> list[slice]:
     """Return a slice per image: the columns of an image take 9 times the memory of the map."""
     return [slice(index, index + 1) for index in range(len(x))]
 
@@ -156,9 +156,10 @@ def ms_deform_attn_forward(*tensors: Tensor, im2col_step: int) -> Tensor:
 
 def ms_deform_attn_backward(*tensors: Tensor, im2col_step: int) -> None:
     """Add the gradients of values, locations and weights to the given tensors."""
-    value, shapes, _starts, locations, weights, grad_output, *targets = tensors
-    for target, gradient in zip(targets, gradients(partial(_attend, shapes), (value, locations, weights), grad_output)):
-        target += gradient
+    value, shapes, _starts, locations, weights, grad_output, *results = tensors
+    gradients = differentiate(partial(_attend, shapes), (value, locations, weights), grad_output)
+    for result, gradient in zip(results, gradients):
+        result += gradient
 
 
 def _attend(shapes: Tensor, value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:

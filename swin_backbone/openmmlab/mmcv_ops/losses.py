@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .bags import gradients, widen
+from .bags import differentiate, widen
 
 
 def sigmoid_focal_loss_forward(
@@ -22,7 +22,7 @@ def sigmoid_focal_loss_backward(
 ) -> None:
     """Write the gradient in the scores into `grad_input`."""
     scores = widen(input)
-    (grad,) = gradients(lambda x: _focal_loss(x, target, weight, gamma, alpha), (scores,), torch.ones_like(scores))
+    (grad,) = differentiate(lambda x: _focal_loss(x, target, weight, gamma, alpha), (scores,), torch.ones_like(scores))
     grad_input.copy_(grad)
 
 

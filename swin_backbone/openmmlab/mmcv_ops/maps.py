@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .bags import gradients
+from .bags import differentiate
 
 
 def carafe_forward(
@@ -25,7 +25,7 @@ def carafe_forward(
 def carafe_backward(*tensors: Tensor, **sizes: int) -> None:
     """Write the gradients of `carafe_forward` into `grad_features` and `grad_masks`."""
     grad_output, features, masks, *_buffers, grad_features, grad_masks = tensors
-    of_both = gradients(lambda x, weights: _reassemble(x, weights, **sizes), (features, masks), grad_output)
+    of_both = differentiate(lambda x, weights: _reassemble(x, weights, **sizes), (features, masks), grad_output)
     grad_features.copy_(of_both[0])
     grad_masks.copy_(of_both[1])
 
@@ -74,7 +74,7 @@ def psamask_forward(input: Tensor, output: Tensor, **settings: int) -> None:
 
 def psamask_backward(grad_output: Tensor, grad_input: Tensor, **settings: int) -> None:
     """Add the gradient to `grad_input`."""
-    (grad,) = gradients(lambda x: _psa_maps(x, **settings), (grad_input,), grad_output.flatten(2))
+    (grad,) = differentiate(lambda x: _psa_maps(x, **settings), (grad_input,), grad_output.flatten(2))
     grad_input += grad
 
 
@@ -109,7 +109,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
     """Write the gradient into `grad_in`."""
-    grad_in.copy_(gradients(lambda filters: _rotate(filters, indices), (grad_in,), grad_out)[0])
+    grad_in.copy_(differentiate(lambda filters: _rotate(filters, indices), (grad_in,), grad_out)[0])
 
 
 def _rotate(filters: Tensor, indices: Tensor) -> Tensor:

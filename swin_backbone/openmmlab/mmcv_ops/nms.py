@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import providers
 from .bags import widen
-from .overlaps import quadri_corners, rotated_corners, shape_overlaps
+from .overlaps import compute_overlaps, rotate_corners, split_corners
 
 Array = np.ndarray[Any, Any]
 
@@ -43,24 +43,24 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         return iou(better.t()[:, :, None], worse.t(), offset) > iou_threshold
 
     block = BOXES_OF_A_BLOCK if boxes.device.type == 'cpu' else BOXES_OF_A_COPY
-    return order[_greedy(widen(boxes)[order], overlaps, block)]
+    return order[_suppress(widen(boxes)[order], overlaps, block)]
 
 
-def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], block: int = BOXES_OF_A_BLOCK) -> Tensor:
+def _suppress(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], block: int = BOXES_OF_A_BLOCK) -> Tensor:
     """Return the indices of the kept boxes. The boxes are sorted by falling score."""
     kept = []
     rest = torch.arange(len(boxes_N), device=boxes_N.device)
     while len(rest):
         head, rest = rest[:block], rest[block:]
         better = boxes_N[head].split(BOXES_OF_A_BLOCK)  # a block's numbers take less memory
-        head = head[_kept_of_block(torch.cat([overlaps(block, boxes_N[head]) for block in better]))]
+        head = head[_keep_of_block(torch.cat([overlaps(block, boxes_N[head]) for block in better]))]
         kept.append(head)
         if len(rest):
             rest = rest[~overlaps(boxes_N[head], boxes_N[rest]).any(0)]
     return torch.cat(kept)
 
 
-def _kept_of_block(overlap_NN: Tensor) -> Tensor:
+def _keep_of_block(overlap_NN: Tensor) -> Tensor:
     """Return the indices of the kept boxes of a block. The loop reads a copy: each read of a GPU would wait for it."""
     overlap = overlap_NN.cpu().numpy()
     suppressed = np.zeros(len(overlap), bool)
@@ -173,24 +173,24 @@ def nms_rotated(
     As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the last
     column is the label, and a GPU compares only boxes of equal labels.
     """
-    return order[_keep_rotated(widen(dets_sorted), rotated_corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(widen(dets_sorted), rotate_corners, iou_threshold, multi_label)]
 
 
 def nms_quadri(
     dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, iou_threshold: float, multi_label: int
 ) -> Tensor:
     """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the last column."""
-    return order[_keep_rotated(widen(dets_sorted), quadri_corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(widen(dets_sorted), split_corners, iou_threshold, multi_label)]
 
 
 def _keep_rotated(boxes: Tensor, corners: Callable[[Tensor], Tensor], threshold: float, multi_label: int) -> Tensor:
     on_cpu = boxes.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        overlap_NM = shape_overlaps(corners(better)[:, None], corners(worse))
+        overlap_NM = compute_overlaps(corners(better)[:, None], corners(worse))
         near = overlap_NM >= threshold if on_cpu else overlap_NM > threshold
         if multi_label and not on_cpu:
             near &= better[:, None, -1] == worse[:, -1]
         return near
 
-    return _greedy(boxes, overlaps)
+    return _suppress(boxes, overlaps)

@@ -12,7 +12,7 @@ from .bags import widen
 MAX_PAIRS = 2**16
 
 
-def rotated_corners(boxes: Tensor) -> Tensor:
+def rotate_corners(boxes: Tensor) -> Tensor:
     """Return the corners (N, 4, 2) of (N, 5+) boxes: centre, width, height, angle in radians from x towards y."""
     centre, size, angle = boxes[:, None, :2], boxes[:, None, 2:4], boxes[:, 4, None]
     x, y = (size * boxes.new_tensor([[-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5], [0.5, 0.5]])).unbind(-1)
@@ -20,26 +20,26 @@ def rotated_corners(boxes: Tensor) -> Tensor:
     return centre + torch.stack([x * cos - y * sin, x * sin + y * cos], -1)
 
 
-def quadri_corners(boxes: Tensor) -> Tensor:
+def split_corners(boxes: Tensor) -> Tensor:
     """Return the corners (N, 4, 2) of (N, 8+) quadrilaterals x1, y1, ..., y4."""
     return boxes[:, :8].unflatten(1, (4, 2))
 
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` row by row."""
-    _write_overlaps(rotated_corners(widen(bboxes1)), rotated_corners(widen(bboxes2)), ious, mode_flag, aligned)
+    _write_overlaps(rotate_corners(widen(bboxes1)), rotate_corners(widen(bboxes2)), ious, mode_flag, aligned)
 
 
 def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write `box_iou_rotated` of convex quadrilaterals (N, 8)."""
-    _write_overlaps(quadri_corners(widen(bboxes1)), quadri_corners(widen(bboxes2)), ious, mode_flag, aligned)
+    _write_overlaps(split_corners(widen(bboxes1)), split_corners(widen(bboxes2)), ious, mode_flag, aligned)
 
 
 def _write_overlaps(first: Tensor, second: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    ious.copy_(shape_overlaps(first if aligned else first[:, None], second, over_first=mode_flag == 1).flatten())
+    ious.copy_(compute_overlaps(first if aligned else first[:, None], second, over_first=mode_flag == 1).flatten())
 
 
-def shape_overlaps(first: Tensor, second: Tensor, over_first: bool = False) -> Tensor:
+def compute_overlaps(first: Tensor, second: Tensor, over_first: bool = False) -> Tensor:
     """Return intersection over union of quadrilaterals (..., 4, 2), whose leading axes broadcast.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, pool_bags, slices_within, unpool_bags, widen
+from .bags import MAX_ENTRIES, Bags, find_corner_rows, number_entries, pool_bags, slice_within, unpool_bags, widen
 
 MAX_SAMPLES = 2**24  # samples of a region: 2 GiB of memory
 
@@ -40,9 +40,9 @@ def roi_align_forward(
 
     Args:
         argmax_y, argmax_x: unused: mmcv's places of maxima.
-        settings, named: settings of `_pooling`.
+        settings, named: settings of `_read_pooling`.
     """
-    pooling = _pooling(*settings, **named)
+    pooling = _read_pooling(*settings, **named)
     if providers.library_takes(input) and _has_sizes(input, rois, pooling):
         from ...kernels.detection import regions
 
@@ -51,7 +51,7 @@ def roi_align_forward(
         sizes = pooling.scale, *pooling.bins, pooling.sampling_ratio, pooling.aligned
         output.copy_(torch.ops.torchvision.roi_align(input, rois, *sizes))
     else:
-        pool_bags(input, _upright_bags(rois, pooling, input.shape), output)
+        pool_bags(input, _make_upright_bags(rois, pooling, input.shape), output)
 
 
 def roi_align_backward(
@@ -64,7 +64,7 @@ def roi_align_backward(
     **named: Any,
 ) -> None:
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
-    pooling = _pooling(*settings, **named)
+    pooling = _read_pooling(*settings, **named)
     if providers.library_takes(grad_input) and _has_sizes(grad_input, rois, pooling):
         from ...kernels.detection import regions
 
@@ -73,7 +73,7 @@ def roi_align_backward(
         sizes = pooling.scale, *pooling.bins, *grad_input.shape, pooling.sampling_ratio, pooling.aligned
         grad_input += torch.ops.torchvision._roi_align_backward(grad_output, rois, *sizes)
     else:
-        unpool_bags(grad_output, _upright_bags(rois, pooling, grad_input.shape), grad_input)
+        unpool_bags(grad_output, _make_upright_bags(rois, pooling, grad_input.shape), grad_input)
 
 
 def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
@@ -84,7 +84,7 @@ def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
     return maps.dim() == 4 and is_within('roi_align', *sizes)
 
 
-def _pooling(
+def _read_pooling(
     aligned_height: int, aligned_width: int, spatial_scale: float, sampling_ratio: int, pool_mode: int, aligned: bool
 ) -> Pooling:
     """Return the settings of mmcv in the names of this package. `pool_mode` is 1, the mean of the samples."""
@@ -111,12 +111,12 @@ class SampledAxis:
             # An infinite or NaN region has no samples, and the bins are 0.
             self.samples_R = self.step_R.nan_to_num(0, 0, 0).ceil().clamp(0, 2 * MAX_SAMPLES).long()
 
-    def at(self, region_S: Tensor, bin_S: Tensor, sample_S: Tensor) -> Tensor:
+    def locate(self, region_S: Tensor, bin_S: Tensor, sample_S: Tensor) -> Tensor:
         step_S = self.step_R[region_S]
         return self.start_R[region_S] + bin_S * step_S + (sample_S + 0.5) * step_S / self.samples_R[region_S]
 
 
-def mean_bags(
+def make_mean_bags(
     image_R: Tensor,
     down: SampledAxis,
     across: SampledAxis,
@@ -146,23 +146,23 @@ def mean_bags(
             f'rois: a region with more than {MAX_SAMPLES} samples is far larger than its map: clip it, or set '
             'sampling_ratio'
         )
-    for span in slices_within(cost_R, MAX_ENTRIES // 4):
+    for span in slice_within(cost_R, MAX_ENTRIES // 4):
         count_P = (down.samples_R[span] * across.samples_R[span]).repeat_interleave(num_bins)
         number_S, sample_S = number_entries(count_P, sum(cost_R[span]))
         region_S, bin_S = span.start + number_S // num_bins, number_S % num_bins
         samples_across_S = across.samples_R[region_S]
-        down_S = down.at(region_S, bin_S // across.num_bins, sample_S // samples_across_S)
-        across_S = across.at(region_S, bin_S % across.num_bins, sample_S % samples_across_S)
-        rows, weights = corner_rows(image_R[region_S], *turn(region_S, down_S, across_S), shape)
+        down_S = down.locate(region_S, bin_S // across.num_bins, sample_S // samples_across_S)
+        across_S = across.locate(region_S, bin_S % across.num_bins, sample_S % samples_across_S)
+        rows, weights = find_corner_rows(image_R[region_S], *turn(region_S, down_S, across_S), shape)
         weights = weights / count_P[number_S, None]
         yield span, Bags(rows.flatten(), weights.flatten(), 4 * (count_P.cumsum(0) - count_P))
 
 
-def _upright_bags(rois: Tensor, pooling: Pooling, shape: torch.Size) -> Iterator[tuple[slice, Bags]]:
+def _make_upright_bags(rois: Tensor, pooling: Pooling, shape: torch.Size) -> Iterator[tuple[slice, Bags]]:
     x1_R, y1_R, x2_R, y2_R = (widen(rois[:, 1:]) * pooling.scale - (0.5 if pooling.aligned else 0)).unbind(1)
     height_R, width_R = y2_R - y1_R, x2_R - x1_R
     if not pooling.aligned:
         height_R, width_R = height_R.clamp(min=1), width_R.clamp(min=1)
     down = SampledAxis(y1_R, height_R, pooling.bins[0], pooling.sampling_ratio)
     across = SampledAxis(x1_R, width_R, pooling.bins[1], pooling.sampling_ratio)
-    return mean_bags(rois[:, 0].long(), down, across, shape, lambda region_S, down_S, across_S: (down_S, across_S))
+    return make_mean_bags(rois[:, 0].long(), down, across, shape, lambda region_S, down_S, across_S: (down_S, across_S))

@@ -9,26 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bags import Bags, corner_rows, make_even_bags, pool_bags, unpool_bags, widen
-from .overlaps import rotated_corners
-from .roi import SampledAxis, mean_bags
+from .bags import Bags, find_corner_rows, make_even_bags, pool_bags, unpool_bags, widen
+from .overlaps import rotate_corners
+from .roi import SampledAxis, make_mean_bags
 
 
 def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **settings: Any) -> None:
     """Pool (R, 6) regions: image, centre, width, height, and angle in radians.
 
     Args:
-        settings: settings of `_rotated_bags`.
+        settings: settings of `_make_rotated_bags`.
     """
-    pool_bags(input, _rotated_bags(rois, input.shape, **settings), output)
+    pool_bags(input, _make_rotated_bags(rois, input.shape, **settings), output)
 
 
 def roi_align_rotated_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, **settings: Any) -> None:
     """Add the gradient of `roi_align_rotated_forward` in the maps to `grad_input`."""
-    unpool_bags(grad_output, _rotated_bags(rois, grad_input.shape, **settings), grad_input)
+    unpool_bags(grad_output, _make_rotated_bags(rois, grad_input.shape, **settings), grad_input)
 
 
-def _rotated_bags(
+def _make_rotated_bags(
     rois: Tensor,
     shape: torch.Size,
     pooled_height: int,
@@ -52,7 +52,7 @@ def _rotated_bags(
         y_S = down_S * cos_R[region_S] - across_S * sin_R[region_S] + y_R[region_S]
         return y_S, down_S * sin_R[region_S] + across_S * cos_R[region_S] + x_R[region_S]
 
-    return mean_bags(rois[:, 0].long(), down, across, shape, turn)
+    return make_mean_bags(rois[:, 0].long(), down, across, shape, turn)
 
 
 def rotated_feature_align_forward(
@@ -60,23 +60,23 @@ def rotated_feature_align_forward(
 ) -> None:
     """Sum a position with samples at the centre of its box, and with 5 points also at the corners (R3Det's feature
     refinement). Maps are (B, C, H, W), boxes (B, H, W, 5)."""
-    pool_bags(features, _refining_bags(best_bboxes, features.shape, spatial_scale, points), output)
+    pool_bags(features, _make_refining_bags(best_bboxes, features.shape, spatial_scale, points), output)
 
 
 def rotated_feature_align_backward(
     top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor, spatial_scale: float, points: int
 ) -> None:
     """Add the gradient of `rotated_feature_align_forward` in the maps to `bottom_grad`."""
-    unpool_bags(top_grad, _refining_bags(best_bboxes, bottom_grad.shape, spatial_scale, points), bottom_grad)
+    unpool_bags(top_grad, _make_refining_bags(best_bboxes, bottom_grad.shape, spatial_scale, points), bottom_grad)
 
 
-def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> list[tuple[slice, Bags]]:
+def _make_refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> list[tuple[slice, Bags]]:
     num_images, _, height, width = shape
     boxes_M5 = widen(boxes).reshape(-1, 5)[:, [1, 0, 2, 3, 4]]  # mmcv reads y first
     boxes_M5 = boxes_M5 * boxes_M5.new_tensor([scale, scale, scale, scale, 1])
-    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], rotated_corners(boxes_M5)], 1)[:, :points].unbind(2)
+    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], rotate_corners(boxes_M5)], 1)[:, :points].unbind(2)
     itself_M = torch.arange(num_images * height * width, device=boxes.device)
-    rows, weights = corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
+    rows, weights = find_corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
     rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)
     weights = torch.cat([weights.new_ones(len(rows), 1), weights.flatten(1)], 1)
     return [(slice(None), make_even_bags(rows, weights))]

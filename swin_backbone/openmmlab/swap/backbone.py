@@ -157,16 +157,16 @@ def _iter_path(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Return whether a backbone is this Swin already, of a toolbox or of this package: equal sizes and windows."""
-    origin = old.type if isinstance(old.type, str) else old.type.__module__
-    is_mmpretrains = origin.startswith('mmpretrain.')  # has other arguments
+    path = old.type if isinstance(old.type, str) else old.type.__module__
+    is_mmpretrains = path.startswith('mmpretrain.')  # has other arguments
     same_types = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
     if type_name(old) not in same_types:
         return False
     defaults = ARCHS[old.get('arch') or 'tiny']
     size = swin.size
     depths, heads = (list(old.get(name) or getattr(defaults, name)) for name in ('depths', 'num_heads'))
-    windows = old.get('window_size')
-    by_stage = tuple(windows) if isinstance(windows, (list, tuple)) and len(windows) > 2 else None
+    window_size = old.get('window_size')
+    by_stage = tuple(window_size) if isinstance(window_size, (list, tuple)) and len(window_size) > 2 else None
     stages = len(size.depths)  # RTMDet P6 adds a stage
     return (old.get('embed_dims') or defaults.embed_dims, depths[:stages], heads[:stages], by_stage) == (
         size.embed_dims,
@@ -185,7 +185,7 @@ def _replace(cfg: Config, place: Place, swin: Swin, task: Task) -> list[str]:
         rewire_classifier(model, backbone_name, swin.widths[-1], key)
         # A classifier that began at random does so again
         has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
-        new = swin.config(task, has_weights)
+        new = swin.make_config(task, has_weights)
     else:
         new, notes = _rewire(cfg, place, swin, task)
     if old.get('in_channels', 3) != 3:
@@ -223,18 +223,18 @@ def _rewire(cfg: Config, place: Place, swin: Swin, task: Task) -> tuple[dict[str
         del model[neck_name]  # makes a pyramid of a ViT's maps; Swin's maps are a pyramid
         neck = None
     if neck:
-        listed = isinstance(neck, (list, tuple))
-        first = neck[0] if listed else neck
+        is_list = isinstance(neck, (list, tuple))
+        first = neck[0] if is_list else neck
         old_first = copy.deepcopy(first)
-        neck_key = f'{key}.{neck_name}' + ('[0]' if listed else '')
+        neck_key = f'{key}.{neck_name}' + ('[0]' if is_list else '')
         used = rewire_neck(first, maps, neck_key)
-        behind = find_maps_after_neck(old_first, first, maps, used, neck_key)
-        if behind is not None and behind.widths()[0] != behind.widths()[1]:
-            if not is_segmentor or listed:
+        neck_maps = find_maps_after_neck(old_first, first, maps, used, neck_key)
+        if neck_maps is not None and neck_maps.widths()[0] != neck_maps.widths()[1]:
+            if not is_segmentor or is_list:
                 raise ValueError(
                     f'{key}.{neck_name}: a {type_name(first)} without out_channels changes the channels of the heads'
                 )
-            rewire_segmentor(model, behind, key, prune=False)
+            rewire_segmentor(model, neck_maps, key, prune=False)
     elif is_segmentor:
         used = rewire_segmentor(model, maps, key, prune=True)
     else:
@@ -251,7 +251,7 @@ def _rewire(cfg: Config, place: Place, swin: Swin, task: Task) -> tuple[dict[str
 
 def _configure(swin: Swin, task: Task, outputs: tuple[int, ...]) -> dict[str, Any]:
     """Return a backbone that emits the maps of the stages `outputs`, without the stages behind these."""
-    new = swin.config(task)
+    new = swin.make_config(task)
     if outputs != (0, 1, 2, 3):
         new['out_indices'] = outputs
     if outputs[-1] < 3:  # stages without a reader: a parameter without a gradient stops distributed training

@@ -74,11 +74,11 @@ def find_maps_after_neck(
     Raises:
         ValueError: if the neck runs on the old maps, but not on the new maps. Some necks add maps of equal size.
     """
-    sized = 'out_channels' in old_neck
+    has_out_channels = 'out_channels' in old_neck
     try:
         before = find_neck_maps(old_neck, maps.old, key)
     except ValueError:
-        if sized:  # the likely reason is a missing operator, and the neck cannot be tried
+        if has_out_channels:  # the likely reason is a missing operator, and the neck cannot be tried
             return None
         raise
     try:
@@ -88,7 +88,7 @@ def find_maps_after_neck(
             f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
             f"Swin's: {error.__cause__ or error}"
         ) from error
-    return None if sized else SwappedMaps(before, after)
+    return None if has_out_channels else SwappedMaps(before, after)
 
 
 def leaves_maps_unread(model: ConfigDict, neck_name: str) -> bool:
@@ -150,9 +150,9 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     if not heads:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     reads = [(head_key, head, _find_maps(head_key, head, maps)) for head_key, head in heads]
-    for before, (_, head, indices) in enumerate(reads[1:]):
+    for index_in_front, (_, head, indices) in enumerate(reads[1:]):
         if type_name(head) == 'OCRHead' and isinstance(indices, int):
-            reads[before] = (*reads[before][:2], indices)  # the head in front finds the regions on the same map
+            reads[index_in_front] = (*reads[index_in_front][:2], indices)  # which finds the regions on the same map
     used = {index for *_, indices in reads for index in (indices if isinstance(indices, list) else [indices])}
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index

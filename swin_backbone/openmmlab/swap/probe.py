@@ -78,7 +78,7 @@ def _run(
                 module.eval()  # returns None for some modules
                 outputs = module(make_input(device, side))
                 module.train()
-                in_training = module(make_input(device, side))
+                training_outputs = module(make_input(device, side))
             break
         except Exception as error:  # modules of toolboxes raise errors of any kind
             reason = error
@@ -87,11 +87,11 @@ def _run(
         raise ValueError(
             f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
         ) from reason
-    shapes, trained = (_list_shapes(maps, side, key, vectors) for maps in (outputs, in_training))
-    if shapes != trained:
+    shapes, training_shapes = (_list_shapes(x, side, key, vectors) for x in (outputs, training_outputs))
+    if shapes != training_shapes:
         raise ValueError(
-            f'{key}: it emits {_describe(trained)} in training and {_describe(shapes)} in evaluation; Swin emits equal '
-            'maps'
+            f'{key}: it emits {_describe(training_shapes)} in training and {_describe(shapes)} in evaluation; '
+            'Swin emits equal maps'
         )
     return shapes
 

@@ -31,7 +31,7 @@ class Swin(NamedTuple):
         """Return the channels of each stage."""
         return [self.size.embed_dims << stage for stage in range(len(self.size.depths))]
 
-    def config(self, task: Task, pretrained: bool = True) -> dict[str, Any]:
+    def make_config(self, task: Task, pretrained: bool = True) -> dict[str, Any]:
         """Return the backbone of a config, with published weights if `pretrained`."""
         cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate, **dict(self.by_stage))
         if task == 'segmentation' and self.drop_path_rate:

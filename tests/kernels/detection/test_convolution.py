@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from swin_backbone.kernels.detection import convolution
 from swin_backbone.kernels.detection.convolution import convolve, pack, takes_maps
 from swin_backbone.kernels.native.availability import find_reason_against_dtype
-from swin_backbone.openmmlab.layers.conv3x3 import conv_3x3
+from swin_backbone.openmmlab.layers.conv3x3 import convolve_3x3
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5
@@ -200,7 +200,7 @@ def test_wrong_arguments(x, weight, bias):
 @pytest.mark.parametrize('has_bias', [False, True])
 def test_a_graph_for_maps_of_all_sizes_is_torchs(has_bias):
     weight, bias = drawn(40, 32, 3, 3, seed=1), drawn(40, seed=2) if has_bias else None
-    run, graphs = record_graphs(conv_3x3, dynamic=True, fullgraph=True)
+    run, graphs = record_graphs(convolve_3x3, dynamic=True, fullgraph=True)
     for shape in ((2, 32, 24, 36), (4, 32, 9, 5), (3, 32, 31, 32)):
         expected = outputs_and_gradients(by_torch, drawn(*shape), weight, bias)
         y = outputs_and_gradients(run, drawn(*shape), weight, bias)

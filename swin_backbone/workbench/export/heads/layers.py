@@ -62,10 +62,10 @@ def graph_deformable_attention(
     """
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
 
-    from ....openmmlab.layers.deformable_attention import inputs_of_samples
+    from ....openmmlab.layers.deformable_attention import prepare_samples
 
     sides_L2 = torch.stack([make_size_tensor(W, H, query) for H, W in spatial_shapes])
-    values, locations, weights = inputs_of_samples(
+    values, locations, weights = prepare_samples(
         layer, query, value, query_pos, key_padding_mask, reference_points, sides_L2
     )
     out: Tensor = layer.output_proj(multi_scale_deformable_attn_pytorch(values, spatial_shapes, locations, weights))
