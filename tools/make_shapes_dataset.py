@@ -34,7 +34,7 @@ MIN_CONTRAST = 60  # grey levels of 255 between a shape and the background, in a
 MIN_VISIBLE_PIXELS = 64  # of an earlier shape; a shape that would cover more is not drawn
 
 
-def outline(shape: str, centre: NDArray[np.float64], radius: float, tilt: float) -> NDArray[np.float64]:
+def find_corners(shape: str, centre: NDArray[np.float64], radius: float, tilt: float) -> NDArray[np.float64]:
     """Return the corners of a shape, (number, 2) pixels, tilted by `tilt` radians."""
     if shape == 'star':
         radii, corners = np.tile([radius, 0.45 * radius], 5), 10
@@ -47,14 +47,14 @@ def outline(shape: str, centre: NDArray[np.float64], radius: float, tilt: float)
     return corners_N2
 
 
-def colour_of(rng: np.random.Generator, shape: int) -> NDArray[np.float64]:
-    """A colour, (3,): each shape has a hue it is likely to have, a quarter of the circle from the next one's."""
+def draw_colour(rng: np.random.Generator, shape: int) -> NDArray[np.float64]:
+    """Return a colour, (3,) BGR. Each shape has a likely hue, a quarter of the circle from that of the next shape."""
     hue = (shape / len(SHAPES) + rng.normal(scale=0.06)) % 1
     return 255 * np.array(colorsys.hsv_to_rgb(hue, rng.uniform(0.4, 1), rng.uniform(0.45, 1)))[::-1]
 
 
-def texture(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Patchy noise around a colour, (size, size, 3) float32: what a background is made of."""
+def make_texture(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the patchy noise of a background around a colour, (size, size, 3) float32."""
     cells = int(rng.integers(size // 10, size // 4))
     coarse = rng.normal(size=(cells, cells, 3)).astype(np.float32)
     noise: NDArray[Any] = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
@@ -62,8 +62,8 @@ def texture(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) ->
     return textured
 
 
-def shade(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> NDArray[np.float32]:
-    """A colour with a soft gradient of light and fine grain, (size, size, 3) float32: what a shape is filled with."""
+def fill_shape(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the filling of a shape: a colour with a soft gradient of light and fine grain, (size, size, 3) float32."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     light = rng.uniform(-40, 40) * x + rng.uniform(-40, 40) * y
     grain = 4 * rng.normal(size=(size, size, 1))
@@ -74,39 +74,39 @@ def shade(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> N
 def draw_picture(
     rng: np.random.Generator, size: int, visible_share: float = 0.0
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[int]]:
-    """A picture (size, size, 3) uint8, the number of the shape seen at each pixel (0: none), and their classes.
+    """Return a picture (size, size, 3) uint8, the number of the shape at each pixel (0: none), and the shapes' classes.
 
-    Of each shape at least `visible_share` is seen.
+    Of each shape at least `visible_share` is visible.
     """
     background = rng.uniform(40, 215, size=3)
-    picture = texture(rng, size, background)
+    picture = make_texture(rng, size, background)
     number_at: NDArray[np.uint8] = np.zeros((size, size), np.uint8)
     classes: list[int] = []
-    drawn: list[int] = []  # pixels of each shape, seen and hidden
+    num_drawn: list[int] = []  # pixels of each shape, visible and hidden
     for _ in range(int(rng.integers(1, 6))):
         shape = int(rng.integers(len(SHAPES)))
         radius = size * np.exp(rng.uniform(np.log(0.12), np.log(0.30)))
         centre = rng.uniform(0.5 * radius, size - 0.5 * radius, size=2)
-        corners = outline(SHAPES[shape], centre, radius, rng.uniform(-MAX_TILT, MAX_TILT))
+        corners = find_corners(SHAPES[shape], centre, radius, rng.uniform(-MAX_TILT, MAX_TILT))
         filled = np.zeros((size, size), np.uint8)
         cv2.fillPoly(filled, [np.round(corners * 16).astype(np.int32)], 1, shift=4)
-        colour = colour_of(rng, shape)
+        colour = draw_colour(rng, shape)
         while np.abs(colour - background).max() < MIN_CONTRAST:
-            colour = colour_of(rng, shape)
-        fill = shade(rng, size, colour)
+            colour = draw_colour(rng, shape)
+        fill = fill_shape(rng, size, colour)
         after = np.where(filled > 0, len(classes) + 1, number_at)
         visible = np.bincount(after.ravel(), minlength=len(classes) + 2)[1:]
-        required = np.maximum(MIN_VISIBLE_PIXELS, visible_share * np.array([*drawn, 0]))
+        required = np.maximum(MIN_VISIBLE_PIXELS, visible_share * np.array([*num_drawn, 0]))
         if (visible < required).any():
             continue
-        drawn.append(int(visible[-1]))
+        num_drawn.append(int(visible[-1]))
         number_at = after.astype(np.uint8)
         picture = np.where(filled[..., None] > 0, fill, picture)
         classes.append(shape)
     return np.clip(picture, 0, 255).astype(np.uint8), number_at, classes
 
 
-def instance(mask: NDArray[np.bool_], category_id: int) -> dict[str, Any]:
+def make_annotation(mask: NDArray[np.bool_], category_id: int) -> dict[str, Any]:
     """Return the COCO annotation of a mask, without ids."""
     rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {
@@ -118,7 +118,7 @@ def instance(mask: NDArray[np.bool_], category_id: int) -> dict[str, Any]:
     }
 
 
-def crop(number_at: NDArray[np.uint8], number: int) -> Optional[tuple[slice, slice]]:
+def find_crop(number_at: NDArray[np.uint8], number: int) -> Optional[tuple[slice, slice]]:
     """Return a square with a margin around the visible part of a shape, or None if another shape fills most of it."""
     rows, columns = np.nonzero(number_at == number)
     size = len(number_at)
@@ -137,7 +137,7 @@ def write_split(out: Path, split: str, count: int, args: argparse.Namespace) -> 
     """Write the pictures, label maps and annotations of one split, and its crops."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    cropped: list[str] = []
+    crop_lines: list[str] = []
     size, crops = args.shape[0], args.crops
     for index in range(count):
         rng = np.random.default_rng([args.seed, split == 'val', index])
@@ -145,26 +145,26 @@ def write_split(out: Path, split: str, count: int, args: argparse.Namespace) -> 
         name = f'{index:06d}.png'
         labels = np.array([0, *(1 + shape for shape in classes)], np.uint8)[number_at]
         for folder, pixels in (('images', picture), ('labels', labels)):
-            write(out / folder / split / name, png(pixels), args.overwrite)
+            write(out / folder / split / name, encode_png(pixels), args.overwrite)
         images.append({'id': index, 'file_name': name, 'height': size, 'width': size})
         for position, shape in enumerate(classes):
-            annotation = instance(number_at == position + 1, shape + 1)
+            annotation = make_annotation(number_at == position + 1, shape + 1)
             annotations.append({'id': len(annotations) + 1, 'image_id': index, **annotation})
-            where = crop(number_at, position + 1) if crops else None
+            where = find_crop(number_at, position + 1) if crops else None
             if where is not None:
                 crop_name = f'{SHAPES[shape]}/{index:06d}_{position}.png'
-                write(out / 'crops' / split / crop_name, png(picture[where]), args.overwrite)
-                cropped.append(f'{crop_name} {shape}\n')
+                write(out / 'crops' / split / crop_name, encode_png(picture[where]), args.overwrite)
+                crop_lines.append(f'{crop_name} {shape}\n')
     categories = [{'id': position + 1, 'name': name} for position, name in enumerate(SHAPES)]
     coco = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
     write(out / 'annotations' / f'instances_{split}.json', coco.encode(), args.overwrite)
     if crops:
-        write(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped).encode(), args.overwrite)
-    seen = f', {len(cropped)} of them cropped' if crops else ''
-    print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{seen}')
+        write(out / 'annotations' / f'crops_{split}.txt', ''.join(crop_lines).encode(), args.overwrite)
+    note = f', {len(crop_lines)} of them cropped' if crops else ''
+    print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{note}')
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     return cv2.imencode('.png', pixels)[1].tobytes()
 
 

@@ -40,7 +40,7 @@ def parse_args() -> argparse.Namespace:
         ('masks', 'the attention mask of each kind of window, and all masks'),
     ):
         shape = dict(required=True, help='height and width of the image in pixels')
-        command = _command(commands, name, draw_layout, what, 'shape', shape=shape)
+        command = _add_command(commands, name, draw_layout, what, 'shape', shape=shape)
         command.add_argument(
             '--window', **WINDOW, default=(7, 7), help='side of a window, or height and width (default: 7)'
         )
@@ -49,24 +49,24 @@ def parse_args() -> argparse.Namespace:
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
 
     what = 'the attention of a token, and its receptive field after each block'
-    help_of_none = 'default: the weights that the config starts from'
-    attention = _of_a_model(commands, 'attention', draw_attention, what, checkpoint=dict(nargs='?', help=help_of_none))
+    checkpoint = dict(nargs='?', help='default: the weights that the config starts from')
+    attention = _add_for_model(commands, 'attention', draw_attention, what, checkpoint=checkpoint)
     attention.add_argument(
-        '--point', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel of the image'
+        '--point', type=_parse_pixel, required=True, metavar='X,Y', help='column and row of a pixel of the image'
     )
     for name in ('stage', 'block', 'head'):
         attention.add_argument(f'--{name}', type=positive, default=1, help=f'{name}, from 1 (default: 1)')
 
-    _of_a_model(commands, 'features', draw_features, 'the map of each stage, with principal components as colours')
+    _add_for_model(commands, 'features', draw_features, 'the map of each stage, with principal components as colours')
 
-    cam = _of_a_model(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
+    cam = _add_for_model(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
     cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='Grad-CAM (default) or EigenCAM')
     cam.add_argument('--label', metavar='CLASS', help="class (default: the best box's, or the most frequent)")
     cam.add_argument('--number', type=positive, default=1, metavar='N', help='explain the N-th best box (default: 1)')
     cam.add_argument('--stage', type=positive, default=4, help='stage of the map, from 1 to 4 (default: 4)')
 
     what = 'relative position bias tables, before and after resizing'
-    bias = _command(commands, 'bias', draw_bias, what, 'checkpoint unsafe_load timeout')
+    bias = _add_command(commands, 'bias', draw_bias, what, 'checkpoint unsafe_load timeout')
     bias.add_argument('--stage', type=positive, default=1, help='stage, from 1 (default: 1)')
     bias.add_argument('--block', type=positive, default=1, help='block, from 1 (default: 1)')
     bias.add_argument('--window', **WINDOW, help='window of a checkpoint without this number')
@@ -74,7 +74,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _command(
+def _add_command(
     commands: 'Commands', name: str, draw: 'Draw', what: str, arguments: str, **changes: dict[str, Any]
 ) -> Parser:
     command: Parser = commands.add_parser(name, help=what, description=what)
@@ -84,14 +84,14 @@ def _command(
     return command
 
 
-def _of_a_model(commands: 'Commands', name: str, draw: 'Draw', what: str, **changes: dict[str, Any]) -> Parser:
-    return _command(
+def _add_for_model(commands: 'Commands', name: str, draw: 'Draw', what: str, **changes: dict[str, Any]) -> Parser:
+    return _add_command(
         commands, name, draw, what, f'image {JOB_OPTIONS} checkpoint device unsafe_load timeout',
         device=dict(default='cpu', help='device of the model (default: cpu)'), **changes,
     )  # fmt: skip
 
 
-def _pixel(text: str) -> tuple[int, int]:
+def _parse_pixel(text: str) -> tuple[int, int]:
     try:
         column, row = map(int, text.split(','))
     except ValueError:
@@ -107,7 +107,7 @@ def draw_layout(args: argparse.Namespace) -> 'Figure':
     return windows_figure(layout) if args.command == 'windows' else masks_figure(layout)
 
 
-def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray[Any]]':
+def _open_input(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray[Any]]':
     """Return the predictor, its input for the image, and the image in the size of this input, (H, W, 3) uint8 RGB."""
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.job import open_predictor
@@ -125,7 +125,7 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import attention_maps, list_strides
     from swin_backbone.workbench.pictures.heatmaps import attention_figure
 
-    predictor, model_input, picture_HW3 = _open(args)
+    predictor, model_input, picture_HW3 = _open_input(args)
     x, y = args.point
     height, width = model_input['data_samples'].ori_shape[:2]
     if not (0 <= x < width and 0 <= y < height):
@@ -143,7 +143,7 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import find_backbone, list_strides
     from swin_backbone.workbench.pictures.heatmaps import features_figure
 
-    predictor, model_input, picture_HW3 = _open(args)
+    predictor, model_input, picture_HW3 = _open_input(args)
     indices = find_backbone(predictor.model).out_indices
     maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(model_input)]
     named = [(f'stage {index + 1}', map_CHW) for index, map_CHW in zip(indices, maps)]
@@ -156,7 +156,7 @@ def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.heatmaps import cam_figure
     from swin_backbone.workbench.predict.explain import explain
 
-    predictor, model_input, picture_HW3 = _open(args)
+    predictor, model_input, picture_HW3 = _open_input(args)
     explanation = explain(predictor, model_input, args.stage, args.method, args.label, args.number)
     name = 'Grad-CAM' if args.method == 'grad' else 'EigenCAM'
     what = f'the class {explanation.class_name!r}'
