@@ -141,7 +141,8 @@ def _compute_digest(folder: DataFolder, scope: str) -> str:
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
     files |= {folder.only_file} if folder.only_file else set()
-    for path in sorted(files | find_lists(folder)):
+    files |= find_lists(folder) if folder.find_by_suffix('.yaml', '.yml') else set()
+    for path in sorted(files):
         try:
             state = os.stat(path)
         except OSError as error:  # a broken link
