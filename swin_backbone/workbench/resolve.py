@@ -154,14 +154,15 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
 def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[UserData]) -> Optional[EpochPlan]:
     """Return the plan of an epoch; None if no setting depends on it.
 
-    The index of --data has the number of pictures. With --epochs, --balance or a ClassBalancedDataset, the data sets
-    are built and counted.
+    The index of --data has the number of pictures. With --epochs, --balance, a ClassBalancedDataset, or a selection of
+    pictures by --cfg-options, the data sets are built and counted.
     """
     if options.epochs is None and not options.balance:
         if data is None:
             return None
         parts = [part for _, part in iter_parts(datasets.cfg.train_dataloader.dataset, 'dataset')]
-        if 'ClassBalancedDataset' not in map(type_name, parts):
+        selects = any(part.get('indices') or part.get('filter_cfg') for part in parts)
+        if not selects and 'ClassBalancedDataset' not in map(type_name, parts):
             # The wrappers are a chain around one data set: `put_data` leaves no other
             times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
             return EpochPlan(data.splits['train'].num_pictures * times)

@@ -94,6 +94,15 @@ def test_keys_of_a_schedule_whose_warm_up_is_gone_are_named(pictures, moved, mil
     assert cfg.param_scheduler[-1].milestones == milestones
 
 
+@pytest.mark.parametrize('selected', [0, 2])
+def test_a_schedule_follows_the_pictures_that_are_selected(own, selected):
+    """Also without --epochs: the log has a line for each epoch that is shorter than ten steps."""
+    config, key = read_config(DETECTION), '+train_dataloader.dataset.indices'
+    options, data = Options(batch=1, cfg_options={key: selected} if selected else {}), data_for(config, own)
+    cfg = resolve_training(combine(config, options, data), options, data).cfg
+    assert cfg.default_hooks.logger.interval == (selected or data.splits['train'].num_pictures)
+
+
 @pytest.mark.parametrize(('options', 'is_own'), [
     (Options(lr=1e-4), True), (Options(cfg_options={'optim_wrapper.optimizer.lr': 1e-4}), True), (Options(), False),
 ])  # fmt: skip
