@@ -20,6 +20,7 @@ from ...openmmlab.config_parts import walk
 # Characters of Unicode's private area replace spaces, and commas inside quotes, until DictAction has finished.
 PLACEHOLDERS = {' ': '\ue000', ',': '\ue001'}
 QUOTED = re.compile(r'(?:^|(?<=[,(\[]))\s*(["\'])([^(\[].*?)\1\s*(?=[,)\]]|$)')
+DICT = re.compile(r'[\[(]*(dict\(.*\)|\{(\s*["\']?\w+["\']?\s*:.*)?\})[\])]*', re.DOTALL)
 AROUND_VALUES = re.compile(r'(?<=[,(\[])\s+|\s+(?=[,)\]])')  # spaces around the values of a list
 # Keys that mmengine reads besides the arguments of its Runner
 RUNNER_KEYS = {'auto_scale_lr', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'}
@@ -32,13 +33,15 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     around a value are removed, and spaces inside stay. Quotes protect commas: `["a,b",c]` has two values.
 
     Raises:
-        ValueError: if a word is not KEY=VALUE, or its brackets do not match.
+        ValueError: if a word is not KEY=VALUE, its brackets do not match, or its value has a dict.
     """
     options = {}
     for word in words:
         key, equals, value = word.partition('=')
         if not equals:
             raise ValueError(f'--cfg-options takes KEY=VALUE, got {word!r:.100}')
+        if DICT.fullmatch(value.strip()):
+            raise ValueError(f'--cfg-options {word:.100}: a dict is set by its keys, as {key.strip()}.type=NAME')
         try:
             options[key.strip()] = parse_value(value)
         except (AssertionError, RecursionError) as error:

@@ -30,6 +30,7 @@ def test_values_without_spaces_are_mmengines(text):
         ('[[1,2],[3]],4', [[[1, 2], [3]], 4]),
         ("it's here", "it's here"),
         ('/data/run (1)', '/data/run (1)'),
+        ('epoch_{}.pth', 'epoch_{}.pth'),
     ],
 )
 def test_spaces_and_quotes(text, value):
@@ -38,7 +39,14 @@ def test_spaces_and_quotes(text, value):
 
 @pytest.mark.parametrize(
     ('word', 'message'),
-    [('key', "takes KEY=VALUE, got 'key'"), ('a=[a,(b]', 'the brackets'), ('a=[1,2],[3]', 'the brackets do not match')],
+    [
+        ('key', "takes KEY=VALUE, got 'key'"),
+        ('a=[a,(b]', 'the brackets'),
+        ('a=[1,2],[3]', 'the brackets do not match'),
+        ('a.b=[dict(type="C", d=[1,2])]', 'a dict is set by its keys, as a.b.type=NAME'),
+        ('a={"type": "C", "d": 1}', 'a dict is set by its keys, as a.type=NAME'),
+        ('a={}', 'a dict is set'),
+    ],
 )
 def test_a_word_that_is_no_option(record_fault, word, message):
     with pytest.raises(ValueError, match=f'--cfg-options .*{message}'):
