@@ -1,7 +1,7 @@
 """Replacements of a forward: functions that compute an equal result in less time.
 
-`models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call asks
-the replacements of the module's backend for a plan, in order, and runs the first. Without a plan, torch's forward runs
+`models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. In a call, the
+replacements of the module's backend make a plan in turn, and the first plan runs. Without a plan, torch's forward runs
 under 'auto'. A named backend raises `CannotRun` if its replacement gives a reason. A forward that has no replacement of
 the named backend runs in torch.
 
@@ -22,8 +22,8 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # result of the forward.
 Plan = Callable[..., Any]
 Reason = str  # why a backend cannot compute a call, in a sentence
-# None: torch's forward runs, also under a named backend. Code that torch.compile traces asks `isinstance(..., str)`:
-# earlier releases of torch answer `callable` wrongly for tuples, as some plans are.
+# None: torch's forward runs, also under a named backend. Code that torch.compile traces tests `isinstance(..., str)`:
+# earlier releases of torch evaluate `callable` wrongly for tuples, which some plans are.
 PlanOrReason = Union[Plan, Reason, None]
 
 

@@ -57,8 +57,8 @@ def take_any_origin(
     """Fit a state_dict by `fit_any_origin`: a pre-hook of `load_state_dict`.
 
     So a framework's own loader reads the checkpoints of `swin_backbone.load_checkpoint`. A head of another shape is an
-    error, as torch's. A window or an image size that would be a guess is an error inside another module: torch gives a
-    hook there the metadata of `module` alone, without those of a backbone in it.
+    error, as torch's. Inside another module, a window or an image size that has to be guessed is an error: torch gives
+    the hook the metadata of `module` alone there, without that of a backbone in it.
 
     Args:
         metadata: of the module.

@@ -22,7 +22,7 @@ _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 def list_missing(weights: Mapping[str, Tensor], family: str) -> list[str]:
     """Return the names of missing weights.
 
-    What one block has, every block must have; so with mergings. A weight outside the stages has a bias.
+    Every block must have the weights of one block, every merging those of one. A weight outside the stages has a bias.
 
     Args:
         weights: a backbone, with or without a classifier's `norm` and `head`.

@@ -42,8 +42,8 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the file at a path, file://, http:// or https:// address.
 
     A folder of transformers stands for its file of weights. Downloads are kept in torch.hub's cache folder, by the
-    whole address. A file that torch.hub itself put there under the plain name is used for the first address that asks,
-    and for no other. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
+    whole address. A file that torch.hub itself put there under the plain name serves for the first address that is
+    fetched, and for no other. A download that `read` refuses is not kept. A damaged file in the cache is fetched again.
 
     Raises:
         CheckpointError: if there is no such file or the download fails; and from `read`.
@@ -96,8 +96,8 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
 def _find_owner(file: Path, url: str) -> Optional[str]:
     """Return the one address that a file of torch.hub's cache serves for; None without a file.
 
-    A name such as model.safetensors belongs to many addresses. The first address that asks gets the file; a second
-    file keeps the address. Where no file can be written, the file serves for every address.
+    A name such as model.safetensors belongs to many addresses. The first address that is fetched gets the file; a
+    second file keeps the address. Where no file can be written, the file serves for every address.
     """
     if not os.path.isfile(file):  # False for a name that is too long
         return None

@@ -380,8 +380,8 @@ def _compare_maps(assumed: Size, target: Size, report: LoadReport) -> None:
 def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: Backbone, report: LoadReport) -> None:
     """Warn about windows of the training that a user probably forgot. For a Swin-MLP they are a CheckpointError.
 
-    Resized tables are a warning unless the user chose the window: the checkpoint has one window, and the backbone's is
-    not the default.
+    Resized tables are no warning if the user chose the window: if the checkpoint has one window for all stages, and the
+    backbone's is not the default.
 
     Args:
         trained: the window of each bias table in the training.

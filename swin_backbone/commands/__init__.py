@@ -158,7 +158,7 @@ class Parser(argparse.ArgumentParser):
         assert not left, left
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse, then import the package (help and wrong arguments need no torch), and set what is of the process."""
+        """Parse, then import the package (help and wrong arguments need no torch), and set up the process."""
         parsed: argparse.Namespace = super().parse_args(args, namespace)
         if getattr(parsed, 'local_rank', None) is not None:
             os.environ.setdefault('LOCAL_RANK', str(parsed.local_rank))

@@ -51,7 +51,7 @@ def is_changed(module: nn.Module) -> bool:
 def is_patched(cls: Any) -> bool:
     """Return whether a call of a class runs another method than at `remember_methods`.
 
-    Tracers of torch patch the calls of all modules, which are no change of the class.
+    Tracers of torch patch the calls of all modules; such a patch is no change of the class.
     """
     if cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl:
         return True

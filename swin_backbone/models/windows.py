@@ -46,7 +46,7 @@ class Windows(NamedTuple):
         B, H, W, C = x_BHWC.shape
         tokens_BTC, T = x_BHWC.reshape(B, H * W, C), self.height * self.width
         (rows, columns), (Wh, Ww) = self.count_windows(), self.window_size
-        # A graph always pads: a comparison of symbols is a guard. `find_tracer` is too wide: torch.func has numbers.
+        # A graph always pads: comparing symbols adds a guard. torch.func has numbers: `find_tracer` is too wide.
         has_symbols = torch.compiler.is_dynamo_compiling() or not isinstance(T, int)
         if has_symbols or rows * columns * Wh * Ww > T:
             tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))  # token T: zeros, for padding

@@ -82,7 +82,7 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = Fa
         dtype: 'bfloat16', 'float16', or 'auto' for bfloat16 on a CPU and float16 on a GPU. In float16 the context is
             only torch's autocast.
         keep_casts: keep the half-precision copy of each weight until the context ends, in place of a cast in each
-            layer's call. Weights that change in the context are then not read.
+            layer's call. Weights that change in the context then have no effect.
 
     Raises:
         ValueError: for float16 on a CPU, or another dtype.

@@ -79,7 +79,7 @@ def id2rgb(ids_HW: NDArray[Any]) -> NDArray[Any]:
 def give_functions_to_mmdet() -> None:
     """Let mmdet's metric and reader of panoptic labels use this file, if there is no panopticapi.
 
-    They then count as mmdet's own: no module is called panopticapi. `SWIN_BACKBONE_STAND_INS=0` switches this off.
+    They get names in mmdet's modules: no module is called panopticapi. `SWIN_BACKBONE_STAND_INS=0` switches this off.
     """
     if os.environ.get(STAND_INS_SWITCH) != '0' and find_spec('panopticapi') is None:
         for name in ('evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'):

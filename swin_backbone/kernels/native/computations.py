@@ -196,7 +196,7 @@ class BlockComputation(NamedTuple):
     def bound_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
         """Return bytes for the saved activations, whatever groups of windows the library chooses.
 
-        The library cannot be asked: in a graph the sizes are symbols. This is an upper bound for groups of at most 32
+        The library cannot compute them: in a graph, sizes are symbols. This is an upper bound for groups of at most 32
         windows. Activations of larger groups may not fit; then the forward saves none, and backward recomputes them.
         Terms as in `SavedActivations` of csrc/block/block_group.h: in the dtype of the products 3 C of queries,
         keys and values, C of attended and D of hidden tokens; in float32 C. The rows of a group are a multiple of 32
@@ -255,7 +255,7 @@ def _find_saved_size(block: BlockStruct, groups: int) -> tuple[int, int]:
 def _find_header(memory: Tensor) -> Tensor:
     """Return the header of a block's saved memory: the number of groups whose activations follow. 0: none.
 
-    Backward has tensors alone, and the number of threads, which decides on groups, may have changed since.
+    Backward gets tensors alone, and the number of threads, by which the library chooses groups, may have changed.
     """
     return memory[:8].view(torch.int64)
 

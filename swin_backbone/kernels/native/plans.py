@@ -202,7 +202,7 @@ def _differentiate_by_torch(
     """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Gradients are for views: `x` may depend on a weight too, where two layers share it.
+        # Gradients are taken for views, because `x` depends on a weight too if two layers share the weight.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
         y = _call_outside_vmap(function, *views) if may_be_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map

@@ -1,7 +1,7 @@
 """The sizes that csrc/swin.h allows, in one table. A row is (description, value, allowed values).
 
-A plan knows before it runs, and in a graph without memory, what the library will refuse: the library's own errors come
-too late. A test compares the table with these errors. The memory of a process is no limit here.
+The table tells before a call, and in a graph without memory, what the library will refuse: the library's own errors
+come too late. A test compares the table with these errors. The memory of a process is no limit here.
 
 Letters: B maps, H W their sides, C channels, D hidden channels, h heads, N outputs of a linear layer, K its inputs.
 """

@@ -14,7 +14,7 @@ from .tiles import Tiles, Variant
 
 # The largest allowed rounding error, relative to the larger of 1 and the largest value of a result. The mantissas of
 # TF32 and float16 have equal lengths.
-LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 NUM_HEADS = 2
 PROGRAMS = 2  # for a head: a program computes two of the four windows in turn
 RESULTS = 'output', 'gradient of query, key and value', 'gradient of padding', 'gradient of the bias'
@@ -32,7 +32,7 @@ def compare_with_torch(variant: Variant) -> Optional[str]:
 
 
 def _compare_with_torch(variant: Variant) -> Optional[str]:
-    limit = LIMITS[torch.float16 if variant.tf32 else variant.dtype]
+    limit = TOLERANCES[torch.float16 if variant.tf32 else variant.dtype]
     generator, scale = torch.Generator().manual_seed(0), variant.head_dim**-0.5
     N, C = variant.window_size[0] * variant.window_size[1], NUM_HEADS * variant.head_dim
     height, width = (

@@ -80,7 +80,7 @@ def _attend_fused(
     edges: Edges,
     window_grid: tuple[int, int, int],
 ) -> Tensor:
-    """Return the attended tokens (L, N, C): of all windows without a mask, then again of `edges` with their masks."""
+    """Return the attended tokens (L, N, C): all windows attend without a mask, those of `edges` again with masks."""
 
     def attend(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with without_cudnn_attention():
