@@ -176,7 +176,7 @@ def shard(index, folder):
     with finished.lock(index, NUMBER):
         finished.begin(range(index, 10 * NUMBER, NUMBER), False, False)
         for tile in range(index, 10 * NUMBER, NUMBER):
-            write_whole(finished.tile(tile), b'tile')
+            write_whole(finished.make_path(tile), b'tile')
     return 'done'
 
 

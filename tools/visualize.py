@@ -145,7 +145,7 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
 
     predictor, model_input, picture_HW3 = _open_input(args)
     indices = find_backbone(predictor.model).out_indices
-    maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(model_input)]
+    maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.compute_features(model_input)]
     named = [(f'stage {index + 1}', map_CHW) for index, map_CHW in zip(indices, maps)]
     strides = list_strides(predictor.model)
     return features_figure(picture_HW3, named, [strides[index] for index in indices])

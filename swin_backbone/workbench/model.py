@@ -82,7 +82,7 @@ class Model:
         frames = list(islice(_iter_frames(picture, predictor), 2))
         if len(frames) != 1:
             raise ValueError(f'features takes one picture, got several: {picture!r:.200}')
-        maps: list[NDArray[Any]] = predictor.features(predictor.preprocess(frames[0][1]))
+        maps: list[NDArray[Any]] = predictor.compute_features(predictor.preprocess(frames[0][1]))
         return maps
 
     @with_options('epochs batch lr auto_scale_lr balance patience val_loss vis')

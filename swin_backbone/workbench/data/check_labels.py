@@ -31,7 +31,7 @@ class LabelRule(NamedTuple):
     reduce_zero_label: bool = False
     label_map: Optional[dict[int, int]] = None
 
-    def for_item(self, item: dict[str, Any]) -> 'LabelRule':
+    def fit_to_item(self, item: dict[str, Any]) -> 'LabelRule':
         """Return the rule for an item of mmseg's data sets, which map values to classes."""
         return self._replace(reduce_zero_label=bool(item.get('reduce_zero_label')), label_map=item.get('label_map'))
 

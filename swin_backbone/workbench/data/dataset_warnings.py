@@ -96,7 +96,7 @@ def count_left_out(
     """
     pictures = dict(annotations.pictures) if annotations else {}
     transforms = dataset.pipeline.transforms if is_trained_on else []
-    loading = [_without_pixels(step) for step in transforms if getattr(step, 'with_bbox', False)]
+    loading = [_copy_without_pixels(step) for step in transforms if getattr(step, 'with_bbox', False)]
     filters = [index for index, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
     filtering = copy.deepcopy(list(transforms[: max(filters, default=-1) + 1]))  # some keep pictures of earlier calls
     left_out, by_loading, by_filters = Faults(), Faults(), Faults()
@@ -177,7 +177,7 @@ def _count_seen(item: dict[str, Any]) -> int:
     return int((~np.asarray(item.get('gt_ignore_flags', ()), bool)).sum())
 
 
-def _without_pixels(step: Any) -> Any:
+def _copy_without_pixels(step: Any) -> Any:
     """Return a copy of a transform that loads annotations, which draws no mask and reads no labels of pixels."""
     step = copy.copy(step)
     step.with_seg = False

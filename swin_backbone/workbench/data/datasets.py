@@ -59,7 +59,7 @@ class BuiltDatasets:
             if path and form:
                 require_annotations(path, form, self.with_masks, self.fatal_faults)
                 require_classes(base, self.with_masks)
-        prepared = self._with_built_bases(phase, config)
+        prepared = self._build_bases(phase, config)
         with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')):
             try:
                 dataset = DATASETS.build(prepared)
@@ -70,7 +70,7 @@ class BuiltDatasets:
         self._built.setdefault(phase, []).append((copy.deepcopy(config), dataset))
         return dataset
 
-    def _with_built_bases(self, phase: str, config: Any) -> Any:
+    def _build_bases(self, phase: str, config: Any) -> Any:
         """Return a config to build. The data sets inside its wrappers are built."""
         prepared = copy.deepcopy(config)
         nested = walk(prepared, enters=lambda name, _: name in ('dataset', 'datasets') or name.isdecimal())

@@ -142,7 +142,7 @@ class GuardedPipeline:
         forbidden = LabelRule(rule.num_classes, rule.ignore_index).find_forbidden_values()  # mapped already
         is_wrong = labels_HW.shape != size or bool(cv2.countNonZero(cv2.LUT(labels_HW.astype(np.uint8), forbidden)))
         if self.is_local and path and (is_wrong or not has_8_bits(path)):
-            read_label(Path(path), rule.for_item(item), size)
+            read_label(Path(path), rule.fit_to_item(item), size)
         if is_wrong:
             raise DataError(f'{path or _name(item)}: its labels are {labels_HW.shape}, its picture {size}; {rule}')
 

@@ -78,7 +78,7 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
             paths = sorted(
                 p for p in path.rglob('*') if p.suffix.lower() in PICTURE_SUFFIXES + VIDEOS and not p.is_dir()
             )
-            paths = _without_results(paths, path)
+            paths = _leave_out_results(paths, path)
             stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in paths if p not in stems)
             if not paths:
                 raise ValueError(f'there is no picture and no video in {source!r}')
@@ -87,7 +87,7 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
         else:
             matched = [Path(p) for p in sorted(glob(source, recursive=True))] if has_magic(source) else []
             fixed_part = Path(*takewhile(lambda part: not has_magic(part), path.parts))
-            matched = _without_results([p for p in matched if not p.is_dir()], fixed_part)
+            matched = _leave_out_results([p for p in matched if not p.is_dir()], fixed_part)
             if not matched:
                 is_camera = source.isdecimal() or '://' in source
                 camera = '. A camera or an address is not read: record or download a file first' if is_camera else ''
@@ -114,7 +114,7 @@ def _name_media(stems: dict[Path, str]) -> list[Medium]:
     return media
 
 
-def _without_results(paths: Sequence[Path], root: Path) -> list[Path]:
+def _leave_out_results(paths: Sequence[Path], root: Path) -> list[Path]:
     """Return the paths that are in no marked folder below `root`."""
     folders = {path: set(takewhile(lambda parent: parent != root, path.parents)) for path in paths}
     marked = {folder for folder in set().union(*folders.values()) if (folder / RESULTS_MARK).exists()}

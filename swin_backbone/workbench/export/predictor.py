@@ -48,7 +48,7 @@ def find_scope(manifest: Mapping[str, Any]) -> str:
 class ExportedPredictor(Predictor):
     """`Predictor` for an exported model, a `RuntimeModel`.
 
-    Without a config and a torch module, it has no `pipeline`, `normalise`, `features` and `binary_threshold`.
+    Without a config and a torch module, it has no `pipeline`, `normalise`, `compute_features` and `binary_threshold`.
 
     Args:
         folder: the folder of an exported whole model.
@@ -94,13 +94,13 @@ class ExportedPredictor(Predictor):
         results = self.model.predict([item['inputs'] for item in model_inputs], len(model_inputs))
         return [put_result(BaseDataElement(), result) for result in results]
 
-    def scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
-        """See `Predictor.scores`."""
+    def compute_scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
+        """See `Predictor.compute_scores`."""
         (result,) = self.model.predict([model_input['inputs']], logits=True)
         return add_background(result['logits'].astype(np.float32), self.model.manifest.get('threshold'))
 
-    def input_size(self, size: Size) -> Size:
-        """See `Predictor.input_size`."""
+    def compute_input_size(self, size: Size) -> Size:
+        """See `Predictor.compute_input_size`."""
         return compute_resized_size(size, self.model.manifest['preprocessing']['resize'])
 
     @property

@@ -32,7 +32,7 @@ class MaskKind(NamedTuple):
     mask_NN: NDArray[Any]
 
 
-class Layout(NamedTuple):
+class WindowLayout(NamedTuple):
     """A map cut into windows.
 
     A rolled map is padded to whole windows, and moved up and left by the shift.
@@ -73,7 +73,7 @@ def map_size(image_size: Size, stage: int) -> Size:
     return -(-height // stride), -(-width // stride)
 
 
-def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False) -> Layout:
+def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False) -> WindowLayout:
     """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window."""
     shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     windows = Windows(*size, window_size, shift, mask_padding)
@@ -105,7 +105,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
             kinds[pattern] = MaskKind(name, label_N[:, None] == label_N)
         kind_RC[row, column] = list(kinds).index(pattern)
     window_HW = number_RC.repeat(Wh, 0).repeat(Ww, 1)
-    return Layout(size, window_size, shift, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values()))
+    return WindowLayout(size, window_size, shift, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values()))
 
 
 def _name_window(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from ...whole_files import write_whole
 
 SUFFIXES = ('.png', '.html')
 
-PAGE = """<!doctype html>
+TEMPLATE = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>{title}</title><style>svg {{ max-width: 100%; height: auto; }}</style></head>
 <body>{drawing}</body>
@@ -31,5 +31,5 @@ def save_figure(figure: Figure, path: Path, dpi: int = 100) -> None:
     data = buffer.getvalue()
     if path.suffix == '.html':
         title = html.escape(figure.get_suptitle() or path.stem)
-        data = PAGE.format(title=title, drawing=data[data.index(b'<svg') :].decode()).encode()
+        data = TEMPLATE.format(title=title, drawing=data[data.index(b'<svg') :].decode()).encode()
     write_whole(path, data)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...sizes import Size
-from .layout import PADDING, REGIONS, Layout
+from .layout import PADDING, REGIONS, WindowLayout
 
 # By Okabe and Ito, also for the colour-blind: the four regions, and padding.
 REGION_COLOURS = ('#56B4E9', '#E69F00', '#009E73', '#CC79A7', '#DDDDDD')
@@ -28,7 +28,7 @@ LARGEST_MOSAIC = 1200  # pixels of a side, of the picture of all masks
 TOKEN_LINES = 40  # tokens of a side; larger maps have no lines between tokens
 
 
-def windows_figure(layout: Layout) -> Figure:
+def windows_figure(layout: WindowLayout) -> Figure:
     """Draw a map with its windows and padding and, for a shifted block, the rolled map with regions and kinds."""
     diagonal_HW = np.add(*divmod(layout.window_HW, layout.kind_RC.shape[1]))  # row + column of the window
     plain = np.array([to_rgb(colour) for colour in WINDOW_COLOURS])[diagonal_HW % 2]
@@ -63,7 +63,7 @@ def windows_figure(layout: Layout) -> Figure:
     return figure
 
 
-def masks_figure(layout: Layout) -> Figure:
+def masks_figure(layout: WindowLayout) -> Figure:
     """Draw the attention mask and the windows of each kind, and the masks of all windows."""
     kinds = layout.kinds
     Wh, Ww = layout.window_size
@@ -101,13 +101,13 @@ def masks_figure(layout: Layout) -> Figure:
     return figure
 
 
-def count_mask_bytes(layout: Layout) -> tuple[int, int]:
+def count_mask_bytes(layout: WindowLayout) -> tuple[int, int]:
     """Return the bytes of a mask for each window in float32, and of a bool mask for each kind."""
     N = layout.window_size[0] * layout.window_size[1]
     return layout.kind_RC.size * N * N * 4, sum(kind.mask_NN.nbytes for kind in layout.kinds if kind.name != 'interior')
 
 
-def make_mosaic(layout: Layout) -> NDArray[Any]:
+def make_mosaic(layout: WindowLayout) -> NDArray[Any]:
     """Return the masks of all windows in the places of the windows, for large maps every n-th query and key."""
     rows, columns = layout.kind_RC.shape
     N = layout.window_size[0] * layout.window_size[1]
@@ -186,7 +186,7 @@ def _find_borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
     return lines + [[(x - 0.5, y + 0.5), (x + 0.5, y + 0.5)] for y, x in down]
 
 
-def _draw_legend(figure: Figure, layout: Layout, handles: list[Patch]) -> None:
+def _draw_legend(figure: Figure, layout: WindowLayout, handles: list[Patch]) -> None:
     """Draw a legend below the panels, with padding if the map has padding."""
     if (layout.token_HW == PADDING).any():
         handles = [*handles, Patch(facecolor='white', edgecolor='black', hatch='////', label='padding')]

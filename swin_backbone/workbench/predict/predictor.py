@@ -44,7 +44,7 @@ _one_at_a_time = threading.RLock()  # all threads share mmengine's scope, and a 
 class Predictor:
     """The model of a config with the weights of a checkpoint. Calls of several threads run in turn.
 
-    `ExportedPredictor` has the same members but `pipeline`, `normalise`, `features` and `binary_threshold`.
+    `ExportedPredictor` has the same members but `pipeline`, `normalise`, `compute_features` and `binary_threshold`.
 
     Args:
         cfg: config of mmdet, mmseg or mmpretrain.
@@ -174,7 +174,7 @@ class Predictor:
         return image_1CHW
 
     @torch.no_grad()
-    def features(self, model_input: dict[str, Any]) -> list[NDArray[Any]]:
+    def compute_features(self, model_input: dict[str, Any]) -> list[NDArray[Any]]:
         """Return the maps of the backbone for a frame, each (C, H, W) float32.
 
         Raises:
@@ -184,7 +184,7 @@ class Predictor:
         with self._forward_context():
             return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(self.normalise(model_input))]
 
-    def scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
+    def compute_scores(self, model_input: dict[str, Any]) -> NDArray[Any]:
         """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
         (sample,) = self.predict([model_input])
         return add_background(sample.seg_logits.data.float().cpu().numpy(), self.binary_threshold)
@@ -194,7 +194,7 @@ class Predictor:
         """Return the score from which a pixel has the second class, for a segmentor with a single score."""
         return getattr(getattr(self.model, 'decode_head', None), 'threshold', None)
 
-    def input_size(self, size: Size) -> Size:
+    def compute_input_size(self, size: Size) -> Size:
         """Return height and width of the model's input for a frame of `size`, before the padding to a multiple."""
         height, width = self.preprocess(make_frame(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
         return height, width

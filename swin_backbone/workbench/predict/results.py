@@ -33,7 +33,7 @@ class ResultsWriter:
         images.json          images and categories of the ids in results.json, in COCO's format
         panoptic/NAME.png    of a panoptic head: the segments in COCO's format, with panoptic.json
         labels/NAME.png      of a segmentor or panoptic head: see `Prediction.labels_png`
-        features/NAME.npz    maps of the backbone, `arr_0` and further, (C, H, W) float32: see `Predictor.features`
+        features/NAME.npz    maps of the backbone, `arr_0` and further, each (C, H, W): see `Predictor.compute_features`
 
     Args:
         out_dir: the folder.
@@ -141,7 +141,7 @@ class ResultsWriter:
             segments_png, segments = encoded
             write_whole(self._make_path('panoptic', frame.name, '.png'), segments_png)
         if self.save_features and model_input is not None:
-            np.savez(file := BytesIO(), *self.predictor.features(model_input))
+            np.savez(file := BytesIO(), *self.predictor.compute_features(model_input))
             write_whole(self._make_path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
             if self.video is None or self.video.source != frame.medium:

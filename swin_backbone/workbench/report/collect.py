@@ -24,7 +24,7 @@ from ..pictures.colours import PALETTE_SIZE, encode_labels, make_palette
 from ..pictures.curves import read_log
 from ..runner.build import run_loop
 from .files import encode_csv, encode_objects
-from .write import PAGE, read_reports, write_report
+from .write import INDEX_HTML, read_reports, write_report
 
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()
@@ -67,7 +67,7 @@ def report_on_test(
     if scope not in TASKS:
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
     others = read_reports(compare, TASKS[scope])  # before the test
-    check_outputs(folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
+    check_outputs(folder / REPORT_JSON, folder / INDEX_HTML, overwrite=overwrite)
     make_folder(folder)
     with lock_folder(folder, 'reports in'):
         recorder_of: Any = dict(mmdet=_ObjectRecorder, mmseg=_LabelMapRecorder, mmpretrain=_ScoreRecorder)

@@ -27,7 +27,7 @@ from .files import (
 from .page import find_common_kind, list_main_metrics, render
 from .thumbnails import Read, draw, draw_labels
 
-PAGE = 'index.html'
+INDEX_HTML = 'index.html'
 DrawnReport = tuple[dict[str, Any], dict[str, list[Any]]]  # a report, and its thumbnails
 AnyPath = Union[str, Path]
 
@@ -66,7 +66,7 @@ def write_report(
     """
     folder, labels, results = Path(out_dir), Path(labels), Path(results)
     task = find_task(labels, results)
-    check = partial(check_outputs, folder / REPORT_JSON, folder / PAGE, overwrite=overwrite)
+    check = partial(check_outputs, folder / REPORT_JSON, folder / INDEX_HTML, overwrite=overwrite)
     check()
     report_task = dict(detection=_report_objects, segmentation=_report_pixels, classification=_report_scores)[task]
     report, thumbnails = report_task(labels, results, None if pictures is None else Path(pictures), classes, read)
@@ -85,7 +85,7 @@ def write_report(
     with lock_folder(folder, 'reports in'):
         check()  # another process may have ended in between
         write_whole(folder / REPORT_JSON, json.dumps(report, allow_nan=False).encode())
-        write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))
+        write_whole(folder / INDEX_HTML, render(report, thumbnails, folder).encode(errors='backslashreplace'))
     return report
 
 

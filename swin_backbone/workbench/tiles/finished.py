@@ -33,7 +33,7 @@ class FinishedTiles:
         self._settings = json.dumps(settings).encode()
         self._digest = hashlib.sha256(self._settings).hexdigest()[:16]
 
-    def tile(self, index: int) -> Path:
+    def make_path(self, index: int) -> Path:
         """Return the path of a tile."""
         return self.folder / f'{self._digest}-{index}.tile'
 
@@ -77,11 +77,11 @@ class FinishedTiles:
                 `resume` nor `overwrite` is set.
         """
         if overwrite:
-            for path in map(self.tile, tiles):
+            for path in map(self.make_path, tiles):
                 path.unlink(missing_ok=True)
         elif resume or any(self.folder.glob('*.tile')):
             self.require_same()
-        done = next((count for count, index in enumerate(tiles) if not self.tile(index).exists()), len(tiles))
+        done = next((count for count, index in enumerate(tiles) if not self.make_path(index).exists()), len(tiles))
         if done and not resume:
             raise ValueError(
                 f'{self.folder} has finished tiles of this picture: --resume (in Python resume=True) goes on, '
@@ -111,7 +111,7 @@ class FinishedTiles:
         self.require_same()
         if self._merged.exists():
             raise ValueError(f'the tiles in {self.folder} were merged before, and are deleted: --merge is not needed')
-        finished = sum(self.tile(index).exists() for index in range(count))
+        finished = sum(self.make_path(index).exists() for index in range(count))
         if finished < count:
             raise ValueError(f'{self.folder} has {finished} of {count} tiles: run all shards, or --resume them')
 

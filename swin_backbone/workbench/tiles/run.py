@@ -85,7 +85,7 @@ class TiledInference:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
         self.picture = open_picture(path, level)
         self.classes: list[str] = list(predictor.meta['classes'])
-        height, width = predictor.input_size((tile, tile))
+        height, width = predictor.compute_input_size((tile, tile))
         keeps_size = (height, width) == (tile, tile)
         alignment = predictor.window_alignment
         self.grid = Grid(self.picture.size, tile, overlap, alignment if keeps_size else 1)
@@ -147,7 +147,7 @@ class TiledInference:
             blank = 0
             on_progress(TileCounts(done, len(tiles), blank))
             for index, packed, is_blank in self._predict(tiles[done:]):
-                write_whole(self.finished_tiles.tile(index), packed)
+                write_whole(self.finished_tiles.make_path(index), packed)
                 done, blank = done + 1, blank + is_blank
                 on_progress(TileCounts(done, len(tiles), blank))
             return TiledResult(TileCounts(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
@@ -188,7 +188,7 @@ class TiledInference:
             blender = Blender(self.grid, len(self.classes), scratch)
             for index in range(Blender.find_first_tile(self.grid, tiles[0]), tiles.stop):
                 pixels = self._read(index)
-                scores_KHW = None if pixels is None else self.predictor.scores(self._prepare(pixels))
+                scores_KHW = None if pixels is None else self.predictor.compute_scores(self._prepare(pixels))
                 blended = blender.add(index, scores_KHW)
                 if index in tiles:
                     yield index, writers.pack_labels(self._choose_labels(index, blended)), pixels is None
@@ -235,7 +235,7 @@ class TiledInference:
             for index, window in self.grid.blocks():
                 cell = self.grid.cell(index)
                 labels_HW = writers.unpack_labels(
-                    self.finished_tiles.tile(index).read_bytes(), cell.size, len(self.classes)
+                    self.finished_tiles.make_path(index).read_bytes(), cell.size, len(self.classes)
                 )
                 yield labels_HW[window.within(cell)]
 
@@ -261,7 +261,7 @@ class TiledInference:
     def _iter_merged(self) -> Iterator[Object]:
         merger = Merger(self.grid)
         for index in range(len(self.grid)):
-            yield from merger.add(index, writers.unpack_objects(self.finished_tiles.tile(index).read_bytes()))
+            yield from merger.add(index, writers.unpack_objects(self.finished_tiles.make_path(index).read_bytes()))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Oracle:
         self.seen += 1
         return dict(inputs=frame.pixels)
 
-    def input_size(self, size):
+    def compute_input_size(self, size):
         return size
 
 
@@ -40,7 +40,7 @@ class Segmentor(Oracle):
     scope = 'mmseg'
     classes = ('dark', 'middle', 'light')
 
-    def scores(self, model_input):
+    def compute_scores(self, model_input):
         grey_HW = cv2.blur(model_input['inputs'].astype(np.float32).mean(2), (31, 31), borderType=cv2.BORDER_REPLICATE)
         return np.stack([-np.abs(grey_HW - level) for level in (60, 128, 190)])
 

@@ -83,7 +83,7 @@ def agreement(tmp_path, predictor, pixels, tile, overlap):
     job = TiledInference(predictor, tmp_path / 'a.png', out, tile=tile, overlap=overlap)
     (path,) = job.run().files
     prepared = predictor.preprocess(Frame(Medium(tmp_path / 'a.png', 'a', False), 0, pixels, pixels.shape[:2]))
-    whole = predictor.scores(prepared).argmax(0)
+    whole = predictor.compute_scores(prepared).argmax(0)
     assert len(np.unique(whole)) > 1
     return float((tifffile.imread(path) == whole).mean()), len(job.grid)
 

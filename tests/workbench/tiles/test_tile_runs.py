@@ -254,7 +254,7 @@ def test_labels_are_those_of_the_whole_picture(tmp_path, size):
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     for kind in (Segmentor, Detector):
         TiledInference(kind(), tmp_path / 'a.png', tmp_path, tile=144, overlap=64).run()
-    whole = Segmentor().scores(dict(inputs=pixels)).argmax(0)
+    whole = Segmentor().compute_scores(dict(inputs=pixels)).argmax(0)
     assert (tifffile.imread(tmp_path / 'labels' / 'a.tif') == whole).all()
 
 

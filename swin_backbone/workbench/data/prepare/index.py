@@ -18,7 +18,7 @@ from ..dataset_warnings import find_class_warnings
 from ..media import read_picture_size
 from .folder import DataFolder, format_line, list_folders
 from .objects.shapes import compute_area, find_corners, make_box, parse_angle
-from .records import UNSPLIT, AnnotatedImage, Label, Records
+from .records import UNSPLIT, AnnotatedImage, LabelFile, Records
 from .splits import draw_by_class, split_pictures
 
 CLASSES_SHOWN = 12
@@ -158,7 +158,7 @@ def _write_objects(
 
 
 def _write_labels(
-    folder: DataFolder, index_folder: Path, split: str, label_of_picture: Mapping[Path, Label], _: Records
+    folder: DataFolder, index_folder: Path, split: str, label_of_picture: Mapping[Path, LabelFile], _: Records
 ) -> tuple[IndexedSplit, list[str]]:
     outputs = index_folder / 'labels'
     items: list[dict[str, Any]] = [
@@ -180,7 +180,7 @@ def _write_labels(
     ]
 
 
-def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path) -> Path:
+def _write_label(folder: DataFolder, picture: Path, label: LabelFile, outputs: Path) -> Path:
     """Write the classes of a label file whose values are others into the folder `outputs`, and return the path."""
     path = folder.ann_root / label.path
     class_of_value = label.class_of_value

@@ -12,7 +12,7 @@ from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import read_picture_size
 from .folder import DataFolder, drop_ignored_mark, format_left_out, format_line
 from .pairs import LABEL_SUFFIXES, pair_labels
-from .records import UNSPLIT, Label, Records
+from .records import UNSPLIT, LabelFile, Records
 from .splits import read_split_lists
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
@@ -22,7 +22,8 @@ VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, whi
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
 
 
-Labelled = tuple[list[str], dict[Path, Label], list[str]]  # classes, the label of each picture, lines of the summary
+# Classes, the label of each picture, lines of the summary
+ClassesAndLabels = tuple[list[str], dict[Path, LabelFile], list[str]]
 
 
 def read(folder: DataFolder) -> Optional[Records]:
@@ -48,7 +49,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     return Records('pictures and labels', classes, {UNSPLIT: label_of_picture}, given_split, lines)
 
 
-def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> Labelled:
+def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> ClassesAndLabels:
     """Find the classes of labels by their colours or names or, without names, by their values."""
     colours = folder.read_labelmap()
     label_files = [folder.ann_root / label for label in pairs.values()]
@@ -107,7 +108,7 @@ def _describe_unused(names: Mapping[int, str], found: Collection[int], num_files
 
 def _number_classes(
     pairs: dict[Path, Path], names: dict[int, str], source: str, lines: list[str], in_colours: bool = False
-) -> Labelled:
+) -> ClassesAndLabels:
     """Number the classes in the order of their values, without those called void.
 
     Args:
@@ -132,7 +133,7 @@ def _number_classes(
         lines = [*lines, format_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{border}')]
     if len(kept_values) == 1:
         lines = [*lines, format_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
-    label_of_picture = {picture: Label(path, class_of_value, in_colours) for picture, path in pairs.items()}
+    label_of_picture = {picture: LabelFile(path, class_of_value, in_colours) for picture, path in pairs.items()}
     return [names[value] for value in kept_values], label_of_picture, lines
 
 

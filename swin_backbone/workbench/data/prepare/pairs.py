@@ -46,7 +46,7 @@ def pair_labels(
     """
     pictures = [path for path in pictures if not _is_other(path)]
     if labels is None:
-        labels = sorted({*pictures} - {*without_labels(pictures)})
+        labels = sorted({*pictures} - {*leave_out_labels(pictures)})
         if not labels:  # x.jpg and x.png, in one folder
             stems = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
             labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in stems]
@@ -95,7 +95,7 @@ def _is_in_label_folder(path: Path) -> bool:
     return bool(named and named[-1] & LABEL_WORDS)
 
 
-def without_labels(pictures: Sequence[Path]) -> Sequence[Path]:
+def leave_out_labels(pictures: Sequence[Path]) -> Sequence[Path]:
     """Return the pictures that are no labels: see `is_label`. If all are named as labels, all are pictures.
 
     A name alone makes a label only of another picture: x_L.png is a picture beside x_R.png, and a label beside x.png.

@@ -22,8 +22,8 @@ class Records(NamedTuple):
         layout: in words.
         classes: names, in the order of their numbers.
         by_split: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'.
-            Pictures of UNSPLIT are split later. An annotation is a list of `AnnotatedImage` for a detector, a `Label`
-            for a segmentor, and the name of a class for a classifier.
+            Pictures of UNSPLIT are split later. An annotation is a list of `AnnotatedImage` for a detector, a
+            `LabelFile` for a segmentor, and the name of a class for a classifier.
         given_split: how files or folders split the pictures of UNSPLIT.
         lines: lines of the summary.
         categories: the ids of the classes in each split, in COCO's format. Default: `classes`, numbered from 1.
@@ -51,7 +51,7 @@ class AnnotatedImage(NamedTuple):
     objects: list[dict[str, Any]]
 
 
-class Label(NamedTuple):
+class LabelFile(NamedTuple):
     """A file with the class of each pixel.
 
     Args:

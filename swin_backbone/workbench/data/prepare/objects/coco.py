@@ -11,7 +11,7 @@ from .....openmmlab.errors import Faults
 from ...annotations import read_annotations, scan_annotation_file, scan_annotations
 from ...media import SKIP_HINT, read_picture_size
 from ..folder import UNREADABLE, DataFolder, format_left_out, format_line, list_folders, require_distinct
-from ..pairs import is_label, without_labels
+from ..pairs import is_label, leave_out_labels
 from ..records import UNSPLIT, AnnotatedImage, GivenSplit, Records
 from ..splits import (
     SAME_PICTURES_NOTE,
@@ -249,7 +249,7 @@ def _find_pictures(
             format_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
         )
     paths = [Path(*folders[:1], image['file_name']) for image in content['images']]
-    pictures = without_labels(folder.pictures)
+    pictures = leave_out_labels(folder.pictures)
     tails = index_tails(picture for picture in pictures if picture not in existing)
     matches = {
         name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)

@@ -13,7 +13,7 @@ import numpy as np
 from .....checks import LARGEST_FILE, DataError
 from .....openmmlab.errors import Faults
 from ..folder import DataFolder, format_left_out, format_line
-from ..pairs import without_labels
+from ..pairs import leave_out_labels
 from ..records import GivenSplit, PicturesBySplit, Records
 from ..splits import find_split, index_tails, match_name, read_split_lists
 from .convert import PictureAnnotations, convert_objects, parse_size
@@ -33,7 +33,7 @@ WITH_AREA = ('any', 'rectangle', *ELEMENT_FORMS)  # types of labels
 def read(folder: DataFolder) -> Records:
     """Read XML files with an element for each picture. Subsets called Train and Validation are the split."""
     files = folder.find_matching('.xml', ROOT)
-    pictures = without_labels(folder.pictures)
+    pictures = leave_out_labels(folder.pictures)
     tails = index_tails(pictures)
     annotations: dict[Path, Optional[PictureAnnotations]] = {}
     lists: PicturesBySplit = {}

@@ -19,7 +19,7 @@ from .....checks import LARGEST_FILE, DataError
 from .....openmmlab.errors import Faults
 from ...text_files import read_text
 from ..folder import LABELME_MARKS, DataFolder, format_left_out, format_line
-from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
+from ..pairs import FolderTags, find_pairable_tags, find_tags, leave_out_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
 from .convert import PictureAnnotations, convert_objects, parse_size
@@ -37,7 +37,7 @@ SHAPE_FORMS = dict(
 def read(folder: DataFolder) -> Records:
     """Read a JSON file for each picture, with `imagePath` or the name of the picture."""
     files = folder.find_matching('.json', SHAPES)
-    pictures = without_labels(folder.pictures)
+    pictures = leave_out_labels(folder.pictures)
     tails = index_tails(pictures)
     pairable = find_pairable_tags(pictures, (file.relative_to(folder.ann_root) for file in files))
     annotations: dict[Path, Optional[PictureAnnotations]] = {}

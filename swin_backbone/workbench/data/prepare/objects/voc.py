@@ -12,7 +12,7 @@ from .....checks import DataError
 from .....openmmlab.errors import Faults
 from ...text_files import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, format_left_out, format_line
-from ..pairs import FolderTags, find_pairable_tags, find_tags, without_labels
+from ..pairs import FolderTags, find_pairable_tags, find_tags, leave_out_labels
 from ..records import Records
 from ..splits import find_folder_split, read_split_lists
 from .convert import convert_objects, parse_size
@@ -24,7 +24,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     files = folder.find_by_suffix('.xml') if folder.only_file is None else []
     if not files or parse_xml(files[0]).tag != 'annotation':
         return None
-    pictures = without_labels(folder.pictures)
+    pictures = leave_out_labels(folder.pictures)
     by_stem: dict[str, list[Path]] = {}
     for picture in pictures:
         by_stem.setdefault(picture.stem, []).append(picture)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .....checks import DataError
 from ...text_files import read_text
 from ..folder import DataFolder, format_left_out, format_line, is_yolo, parse_numbers, require_distinct
-from ..pairs import find_pairable_tags, find_tags, without_labels
+from ..pairs import find_pairable_tags, find_tags, leave_out_labels
 from ..records import GivenSplit, PicturesBySplit, Records
 from ..splits import SPLITS, find_split, index_tails, match_lines, read_split_lists
 from .convert import convert_objects
@@ -46,7 +46,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     if folder.only_file is not None and folder.only_file.suffix.lower() in ('.json', '.xml'):
         return None
     yaml_path, settings = _read_settings(folder)
-    pictures = {*without_labels(folder.pictures)}
+    pictures = {*leave_out_labels(folder.pictures)}
     files = {picture: file for picture, file in _pair_files(folder).items() if file is not None or picture in pictures}
     texts = [file for file in files.values() if file is not None]
     samples = [read_text(file).strip().splitlines() for file in texts[:MAX_TEXTS]]
