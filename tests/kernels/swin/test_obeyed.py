@@ -198,6 +198,16 @@ def test_a_change_after_a_warm_call(path, change):
     assert_close(after, maps(model, 'torch'))
 
 
+@pytest.mark.parametrize('name', ['qkv', 'cpb_mlp.2'])
+def test_a_bias_where_swin_v2_has_none(name):
+    model = make(SwinV2Backbone)
+    before, linear = maps(model, 'auto'), model.stages[0].blocks[1].attn.w_msa.get_submodule(name)
+    linear.bias = nn.Parameter(torch.linspace(-1, 1, linear.out_features))
+    after = maps(model, 'auto')
+    assert not torch.equal(after[0], before[0])
+    assert_close(after, maps(model, 'torch'))
+
+
 PATCHES = [
     (nn.GELU, 'forward', lambda self, x: x.sin()),
     (PatchEmbed, 'forward', lambda self, x: self.projection(x).permute(0, 2, 3, 1).sin()),
