@@ -92,11 +92,11 @@ def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
     return model
 
 
-def count_flops(model: Any, height: int, width: int, device: str = 'meta') -> FlopCounts:
+def count_flops(model: Any, height: int, width: int, device: str = 'meta', bands: int = 3) -> FlopCounts:
     """Count one forward of a detector, segmentor or backbone on an image of height x width pixels."""
     counts = FlopCounts(model).eval()
     with torch.no_grad(), on_device(device), FlopCounterMode(display=False, custom_mapping=PER_ELEMENT) as counter:
-        counts(torch.zeros(1, 3, height, width, device=device))
+        counts(torch.zeros(1, bands, height, width, device=device))
     counts.by_module = {name: sum(flops.values()) for name, flops in counter.get_flop_counts().items()}
     return counts
 
@@ -183,11 +183,12 @@ def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_o
 
 def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> FlopCounts:
     """Count on the meta device or, if a module fails there, on the CPU."""
+    bands = model.get('backbone', model).get('in_channels', 3)
     with DefaultScope.overwrite_default_scope(scope):
         try:
-            return count_flops(build(model, scope, 'meta'), *shape, 'meta')
+            return count_flops(build(model, scope, 'meta'), *shape, 'meta', bands)
         except (RuntimeError, NotImplementedError, TypeError):
-            return count_flops(build(model, scope, 'cpu'), *shape, 'cpu')
+            return count_flops(build(model, scope, 'cpu'), *shape, 'cpu', bands)
 
 
 def print_costs(costs: dict[str, Any], console: Console) -> None:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.in_process import run_well
+from mmengine.config import Config
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 from swin_backbone.devices import on_device
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.workbench.cost.flops import build, count_flops
+from swin_backbone.workbench.cost.flops import build, count_costs, count_flops
 
 CASCADE = 'cascade_rcnn/cascade-mask-rcnn_swin-{}-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco'
 HTC = 'htc/htc_swin-{}-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco'
@@ -129,6 +130,18 @@ def test_what_is_counted_is_what_mmengine_counts(kind):
         theirs = get_model_complexity_info(model.eval(), (3, 128, 256), show_table=False, show_arch=False)
     ours = count_flops(model, 128, 256, 'cpu').cost()
     assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
+
+
+def test_more_than_three_bands():
+    def count(**backbone):
+        backbone = dict(type='swin_backbone.SwinBackbone', arch='nano', **backbone)
+        cfg = Config(dict(model=dict(backbone=backbone), default_scope='mmengine'))
+        return count_costs(cfg, (64, 96), backbone_only=True)['total']
+
+    weights = 7 * 32 * 4 * 4  # of seven more bands in the patch embedding
+    of_three, of_ten = count(), count(in_channels=10)
+    assert of_ten['params'] - of_three['params'] == weights
+    assert of_ten['flops'] - of_three['flops'] == weights * 16 * 24
 
 
 def test_tool_writes_text_and_json(tmp_path, monkeypatch):
