@@ -8,7 +8,7 @@ from ....checks import DataError
 from ..text_files import read_text
 from .folder import DataFolder, format_left_out
 from .records import UNSPLIT, GivenSplit, Records
-from .splits import find_split, index_tails, match_name, read_split_lists
+from .splits import find_folder_split, find_split, index_tails, match_name, read_split_lists
 
 ClassOfPicture = dict[Path, Optional[str]]  # None: the picture is in no folder of a class
 
@@ -112,7 +112,10 @@ def _find_splits(
 ) -> GivenSplit:
     """Return the pictures of each split; none if there are only pictures for training."""
     if None in by_split:
-        return read_split_lists(folder, list(class_of_picture))
+        given = read_split_lists(folder, list(class_of_picture))
+        if given.pictures or {*map(find_folder_split, class_of_picture)} != {'test'}:
+            return given
+        return GivenSplit(dict(test=list(class_of_picture)), 'the names of folders or lists')
     lists = {str(split): [path for path in paths if path in class_of_picture] for split, paths in by_split.items()}
     lists = {split: paths for split, paths in lists.items() if paths}
     return GivenSplit() if set(lists) == {'train'} else GivenSplit(lists, 'the names of folders or lists')

@@ -80,7 +80,8 @@ def _split(scope: str, records: Records) -> tuple[dict[str, Mapping[Path, Any]],
         else:
             lists, lines = draw_by_class(unsplit)
         by_split = {**{split: {path: unsplit[path] for path in paths} for split, paths in lists.items()}, **by_split}
-    if shared := {*by_split.get('test', ())} & {*by_split['train'], *by_split['val']}:
+    trained_on = {*by_split['train'], *by_split['val']}
+    if (shared := {*by_split.get('test', ())} & trained_on) and shared != trained_on:
         sentence = f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
         lines.append(format_line('warning', sentence))
     return by_split, lines

@@ -22,6 +22,7 @@ SPLITS = ('train', 'val', 'test')
 VAL_SHARE = 0.2  # share of the pictures, if the split is drawn
 SAME_PICTURES_NOTE = 'names the same pictures for training and for validation'
 DRAWN_NOTE = 'a fifth of the pictures is for validation, always the same pictures'
+TEST_NOTE = 'a test set alone: a test takes all of it, and a training holds out a fifth'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # comes before the hash of an augmented copy in Roboflow's names
 
@@ -123,6 +124,9 @@ def split_pictures(pictures: Sequence[Path], given: GivenSplit) -> tuple[Picture
     is_overruled = are_same_pictures(train, val, source)
     if is_overruled:
         lines[-1] = format_line('overruled', f'{source} {SAME_PICTURES_NOTE}')
+    if [split for split, chosen in by_split.items() if chosen] == ['test']:
+        test = train
+        lines.append(format_line('test', TEST_NOTE))
     if is_overruled or not val:
         train, val = draw_split(train)
         lines.append(format_line('split', DRAWN_NOTE))

@@ -268,6 +268,23 @@ def test_a_test_stays_beside_equal_training_and_validation(own):
     assert names == ['images/val/0.png', 'images/val/1.png']
 
 
+@pytest.mark.parametrize('layout', layouts.LAYOUTS)
+def test_a_test_set_alone_is_tested_whole(layout, tmp_path):
+    """As in `tools/test.py --data`, of a checkpoint that is trained on other data."""
+    root, scope = layouts.made(layout, tmp_path), dict(labels='mmseg', classes='mmpretrain').get(layout, 'mmdet')
+    for path in sorted(root.rglob('*'), reverse=True):
+        if 'val' in path.name:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        elif 'train' in path.name and not path.stem.startswith('train_'):
+            path.rename(path.with_name(path.name.replace('train', 'test')))
+    if layout == 'yolo':
+        (root / 'data.yaml').write_text('test: images/test\nnames: [nut, bolt]\n')
+    data = index_user_data(root, scope=scope)
+    assert {split: index.num_pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=4)
+    assert '  test        a test set alone: a test takes all of it, and a training holds out a fifth' in data.lines
+    assert not any('pictures of the test are in training' in line for line in data.lines)
+
+
 def test_pictures_of_lvis_are_found_by_their_addresses(own):
     for split in ('train', 'val'):
         with edited_json(own / f'{split}.json') as coco:

@@ -78,6 +78,8 @@ def read(folder: DataFolder) -> Optional[Records]:
         by_split[UNSPLIT] = by_split.pop('train')
         categories[UNSPLIT] = categories.pop('train')
         given_split = read_split_lists(folder, [*by_split[UNSPLIT]])
+        if not given_split.pictures and find_split(paths[0].relative_to(folder.ann_root)) == 'test':
+            given_split = GivenSplit(dict(test=[*by_split[UNSPLIT]]), str(paths[0]))
     return Records('COCO JSON', names, by_split, given_split, lines, categories)
 
 
