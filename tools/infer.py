@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     parser.add(
         f'{PREDICTOR_OPTIONS} annotations batch score_thr first_label shard out_dir overwrite',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
-        annotations=dict(dest='ids_of', help='COCO JSON with the ids of pictures and categories for results.json'),
+        annotations=dict(dest='ids_file', help='COCO JSON with the ids of pictures and categories for results.json'),
         batch=dict(dest='batch_size', default=1, help='pictures at a time (default: 1)'),
         device=dict(help='default: cuda:0 if there is a GPU; cpu for an exported folder'),
         threads=dict(help='threads of an exported model on a CPU'),
@@ -90,9 +90,9 @@ def main() -> int:
                 args.out_dir /= f'{index}-of-{count}'
             predictor = make_predictor(args)
             writer = ResultsWriter(
-                args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features
+                args.out_dir, predictor, args.score_thr, args.first_label, args.ids_file, args.save_features
             )
-            read_files = [args.config, *filter(None, (args.weights, args.ids_of))]
+            read_files = [args.config, *filter(None, (args.weights, args.ids_file))]
             stack.enter_context(writer.claim_outputs(inputs, read_files, args.overwrite))
         # From here on only an error of the disk is the user's: another one keeps its traceback
         if unused := describe_unused_options(args, predictor.scope, *(['segmentor'] if writer.is_panoptic else [])):
@@ -123,7 +123,7 @@ def print_summary(args: argparse.Namespace, inference: 'Inference', seconds: flo
         print(f'{len(inference.failed)} files failed in the model, its pipeline or the writing of results')
     if predictor.scope == 'mmseg' and writer.images and len(predictor.meta['classes']) <= PALETTE_SIZE:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
-    if predictor.scope == 'mmdet' and not args.ids_of:
+    if predictor.scope == 'mmdet' and not args.ids_file:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
 
 

@@ -30,8 +30,8 @@ FORMAT_OF = {
     'CocoPanopticDataset': None, 'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
     'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
 }  # fmt: skip
-MAX_FILES = 32  # whose content is known
-READING = ('load_data_list', 'parse_data_info')  # methods; a class with its own reads another format
+MAX_FILES = 32  # whose scans are kept
+READING = ('load_data_list', 'parse_data_info')  # methods of a data set; a class with its own reads another format
 
 
 class Annotations(NamedTuple):
@@ -60,7 +60,7 @@ class Annotations(NamedTuple):
     warnings: Faults
 
 
-_known: dict[tuple[Any, ...], Annotations] = {}  # results by file, its state, and what is looked at
+_known: dict[tuple[Any, ...], Annotations] = {}  # scans by file, its state, format and `with_masks`
 
 
 def find_format(cls: Optional[type]) -> Optional[str]:
@@ -172,9 +172,9 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
         errors.add('no categories', 'each has an id and a name')
     known_categories = list_first([f'{category_id} ({name})' for category_id, name in names.items()], NAMES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
-    filled = set()
+    filled_ids = set()
     strays = Faults()
-    loaded: Counter[Any] = Counter()
+    num_loaded: Counter[Any] = Counter()  # objects, by image
     boxes: dict[tuple[Any, ...], Any] = {}
     num_rles = 0
     for name, item in _read_entries('annotations', data['annotations'], errors):
@@ -188,13 +188,13 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
             continue
         size = sizes[image_id]
         objects[names[category_id]] += 1
-        filled.add(image_id)
+        filled_ids.add(image_id)
         is_left_out = _check_box(name, item, size, warnings)
         if item.get('ignore') and not is_left_out:
             warnings.add("objects with 'ignore', which are left out", name)
             is_left_out = True
         if not is_left_out:
-            loaded[image_id] += 1
+            num_loaded[image_id] += 1
             twin = boxes.setdefault((image_id, *item['bbox']), item)
             if twin is not item:
                 shared = (
@@ -213,9 +213,9 @@ def scan_annotations(data: dict[str, list[Any]], form: str, with_masks: bool) ->
             num_rles += not item.get('iscrowd')
         elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
             warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
-    (warnings if filled else errors).update(strays)
-    pictures = {image_id: (files[image_id], size, loaded[image_id]) for image_id, size in sizes.items()}
-    num_empty = len(sizes.keys() - filled)
+    (warnings if filled_ids else errors).update(strays)
+    pictures = {image_id: (files[image_id], size, num_loaded[image_id]) for image_id, size in sizes.items()}
+    num_empty = len(sizes.keys() - filled_ids)
     categories = tuple(names.values())
     return Annotations(pictures, num_empty, num_rles, categories, objects, errors, masks, in_evaluation, warnings)
 

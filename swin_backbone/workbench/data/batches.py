@@ -16,7 +16,7 @@ NUM_SEEDS = 1 << 64  # keeps seeds above 0: after a change of the batch size, it
 
 
 class Batch(list[int]):
-    """Indices of a batch, with the place of its random numbers for the worker process."""
+    """Indices of a batch, and the position that seeds its random numbers in a worker process."""
 
     position: tuple[int, ...] = ()
 

@@ -170,7 +170,7 @@ def write_folder(
         metric: evaluates the model in a folder; a calibrated manifest has the metric before and after quantization.
     """
     is_calibrated = formats.is_calibrated(precision, operators)
-    allowed = f'{precision} by {operators}' if precision == 'int8' and operators else precision
+    tolerance_name = f'{precision} by {operators}' if precision == 'int8' and operators else precision
     with replace_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as scratch:
         fp32_folder = Path(scratch) / 'fp32'
         if is_calibrated:
@@ -186,10 +186,10 @@ def write_folder(
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if reference is None:
             images = [feed[0] for feed in calibration[:MAX_SAMPLES]]
-            figures = verify.verify_maps(RuntimeModel(folder).run, graph, allowed, images)
+            figures = verify.verify_maps(RuntimeModel(folder).run, graph, tolerance_name, images)
         else:
             figures = verify.verify_results(
-                RuntimeModel(folder), reference, samples or generate_samples(graph), allowed
+                RuntimeModel(folder), reference, samples or generate_samples(graph), tolerance_name
             )
         manifest['verification'] = figures
         if is_calibrated:

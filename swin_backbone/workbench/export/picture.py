@@ -113,13 +113,13 @@ class Padding(nn.Module):
     def __init__(self, pipeline: Sequence[dict[str, Any]]):
         super().__init__()
         pad = _find_step(pipeline, 'Pad')
-        fit = _find_step(pipeline, Letterbox.__name__)
+        letterbox = _find_step(pipeline, Letterbox.__name__)
         resize_rule = find_resize_rule(pipeline)
-        self.values = fit.get('values') or _read_pad_values(pad)
+        self.values = letterbox.get('values') or _read_pad_values(pad)
         self.divisor = int(pad.get('size_divisor') or 1)
-        self.fit_size: Optional[Size] = fit.get('shape')
-        self.counts_as_picture: bool = fit.get('counts_as_picture', True)
-        self.size: Optional[Size] = fit.get('size') or (tuple(pad['size'])[::-1] if pad.get('size') else None)
+        self.fit_size: Optional[Size] = letterbox.get('shape')
+        self.counts_as_picture: bool = letterbox.get('counts_as_picture', True)
+        self.size: Optional[Size] = letterbox.get('size') or (tuple(pad['size'])[::-1] if pad.get('size') else None)
         if pad.get('pad_to_square'):
             if not resize_rule or (resize_rule['keep_ratio'] and resize_rule['scale'][0] != resize_rule['scale'][1]):
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
@@ -137,12 +137,12 @@ class Padding(nn.Module):
             return picture_BHWC, None
         height, width = picture_BHWC.shape[1:3]
         rows, columns = self.size or round_up((height, width), self.divisor)
-        more = (0, 0, 0, columns - width, 0, rows - height)
+        pad_widths = (0, 0, 0, columns - width, 0, rows - height)
         if len(set(self.values)) == 1 or self.fit_size is not None:
-            x_BHWC = F.pad(picture_BHWC.float(), more, value=self.values[0])
+            x_BHWC = F.pad(picture_BHWC.float(), pad_widths, value=self.values[0])
         else:
             values_C = torch.tensor(self.values)
-            x_BHWC = F.pad(picture_BHWC - values_C, more) + values_C
+            x_BHWC = F.pad(picture_BHWC - values_C, pad_widths) + values_C
         if self.fit_size is None:
             return x_BHWC, None
         (h, w), (H, W) = size, self.fit_size
@@ -281,9 +281,9 @@ def fix_size(cfg: Config, shape: Size) -> Config:
         for settings in (pad, preprocessor.pop('test_cfg', None) or {}):
             size = tuple(round_up(size, settings.get('size_divisor') or 1))
         values = _read_pad_values(pad) if pad else _find_neutral_values(preprocessor, count_bands(cfg.model.backbone))
-        fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, counts_as_picture=bool(pad))
+        letterbox = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, counts_as_picture=bool(pad))
         dataset.pipeline = [step for name, step in zip(names, dataset.pipeline) if name not in ('Resize', 'Pad')]
-        dataset.pipeline.append(fit)
+        dataset.pipeline.append(letterbox)
         return cfg
     loading_step, *others = (
         step

@@ -193,7 +193,7 @@ class _ScoreRecorder(Hook):
         self.classes = list(runner.test_dataloader.dataset.metainfo['classes'])
         self.labels, self.results = folder / f'{LABELS}.csv', folder / f'{RESULTS}.csv'
         check_outputs(self.labels, self.results, overwrite=overwrite)
-        self.kept: list[tuple[str, int, list[float]]] = []
+        self.rows: list[tuple[str, int, list[float]]] = []
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """See `Hook`."""
@@ -202,13 +202,13 @@ class _ScoreRecorder(Hook):
             raise ValueError(
                 f'a report takes a classifier with one class for a picture, got several or none for {several[0]}'
             )
-        self.kept += [(sample.img_path, sample.gt_label.item(), sample.pred_score.tolist()) for sample in outputs]
+        self.rows += [(sample.img_path, sample.gt_label.item(), sample.pred_score.tolist()) for sample in outputs]
 
     def write(self) -> tuple[Path, Path, Path]:
-        pictures = _find_common_folder(file for file, _, _ in self.kept)
-        names = [_name_below(pictures, file) for file, _, _ in self.kept]
-        labels = [(name, self.classes[label]) for name, (_, label, _) in zip(names, self.kept)]
-        scores = [(name, *scores) for name, (_, _, scores) in zip(names, self.kept)]
+        pictures = _find_common_folder(file for file, _, _ in self.rows)
+        names = [_name_below(pictures, file) for file, _, _ in self.rows]
+        labels = [(name, self.classes[label]) for name, (_, label, _) in zip(names, self.rows)]
+        scores = [(name, *scores) for name, (_, _, scores) in zip(names, self.rows)]
         write_whole(self.labels, encode_csv([('file', 'class'), *labels]))
         write_whole(self.results, encode_csv([('file', *self.classes), *scores]))
         return self.labels, self.results, pictures

@@ -152,10 +152,10 @@ def _convert_mask(item: dict[str, Any], truth: COCO, sizes: dict[Any, tuple[int,
     fault = find_mask_fault(mask, size)
     if fault is not None and fault[0] != SHORT_POLYGON:
         raise ValueError(f'its mask {fault[1]}')
-    others = sizes.setdefault(item['image_id'], size)
-    if size != others:
+    other_size = sizes.setdefault(item['image_id'], size)
+    if size != other_size:
         name = image['file_name']
-        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {others}')
+        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {other_size}')
     for key, side in zip(('height', 'width'), size):  # which pycocotools reads; RLEs need none
         image.setdefault(key, side)
     item['segmentation'] = truth.annToRLE(item)

@@ -25,7 +25,7 @@ from .compile import compile_model
 from .launchers import is_lost_peer, set_ranks_from_slurm
 from .safe_runner import RunSettings, SafeRunner, make_runner_class
 
-LEAD_S = 2  # seconds: the launcher blames the process that ends first, which has to be the lost one
+LEAD_S = 2  # seconds by which a lost process ends first: launchers blame the first
 # Errors of `run_loop` without a traceback
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)
 

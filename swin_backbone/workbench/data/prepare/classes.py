@@ -51,8 +51,8 @@ def read(folder: DataFolder) -> Optional[Records]:
 def _read_folders(pictures: Iterable[Path]) -> dict[Optional[str], ClassOfPicture]:
     """Return the classes of pictures by split: None without folders of a split.
 
-    A class is the first folder below that of a split, or else below the common folder. A split is a folder of training
-    with folders inside, and another with such a name: a class may be called train.
+    A class is the first folder below that of a split, or else below the common folder. There are splits if a folder of
+    training has folders inside, and another folder has the name of a split: a class may be called train.
     """
     parts = {picture: picture.parent.parts for picture in pictures}
 

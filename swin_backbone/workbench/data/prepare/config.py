@@ -151,7 +151,7 @@ def _put_classes(cfg: Config, data: UserData, splits: Mapping[str, IndexedSplit]
             metric = cfg[f'{phase}_evaluator']
             topk = metric.get('topk', 1)
             topk = topk if isinstance(topk, (list, tuple)) else [topk]
-            # Of five classes, the best five are all
+            # The best five of five classes are always right
             metric.topk = tuple(k for k in topk if k < len(data.classes)) or (1,)
     for node in (cfg.model, cfg.get('data_preprocessor')):
         set_num_classes(node, len(data.classes))

@@ -98,7 +98,7 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
     """
     objects = [item for image in images for item in image.objects]
     num_boxes = sum(not item.get('segmentation') for item in objects)
-    draws = folder.with_masks and num_boxes < len(objects)
+    needs_masks = folder.with_masks and num_boxes < len(objects)
     num_turned = 0
     for image in images:
         size = image.fields['height'], image.fields['width']
@@ -106,7 +106,7 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
             attributes = item.get('attributes')
             outline = item.pop('outline', None)
             degrees = parse_angle(attributes.get('rotation')) if isinstance(attributes, dict) else 0
-            if item.get('segmentation') or not (degrees or draws):
+            if item.get('segmentation') or not (degrees or needs_masks):
                 continue
             if outline is None:
                 x, y, width, height = item['bbox']
@@ -116,11 +116,11 @@ def _prepare_objects(folder: DataFolder, images: Sequence[AnnotatedImage]) -> li
                 if degrees:
                     item.update(bbox=list(box.bbox), area=compute_area(box, size))
                     num_turned += 1
-            if draws:
+            if needs_masks:
                 item['segmentation'] = outline
     num_crowds = sum(bool(item.get('iscrowd')) for item in objects if 'class_name' in item)
     lines = [format_line('rotated', f'{num_turned} boxes, by their attribute rotation')] if num_turned else []
-    if draws and num_boxes:
+    if needs_masks and num_boxes:
         sentence = f'{num_boxes} of {len(objects)} objects are boxes, whose masks are rectangles'
         lines.append(format_line('masks', sentence))
     if num_crowds:

@@ -54,11 +54,11 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> ClassesAndLabe
     colours = folder.read_labelmap()
     label_files = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(label_files[0]) is not None:
-        found = _find_values(folder, pairs, in_colours=True)
+        found_values = _find_values(folder, pairs, in_colours=True)
         named = _index_colours(colours)
-        lines = [format_line('labels', 'colours of labelmap.txt'), *_describe_unused(named, found, len(pairs))]
+        lines = [format_line('labels', 'colours of labelmap.txt'), *_describe_unused(named, found_values, len(pairs))]
         return _number_classes(pairs, named, 'labelmap.txt', lines, in_colours=True)
-    found = _find_values(folder, pairs, in_colours=False)
+    found_values = _find_values(folder, pairs, in_colours=False)
     names, source = folder.read_class_names(sorted({file.parent for file in label_files}), may_have_gaps=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
@@ -66,8 +66,8 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> ClassesAndLabe
     lines = []
     if len(pairs) > MAX_LABELS:
         lines.append(format_line('labels', f'of the values in {MAX_LABELS} of {len(pairs)} files'))
-    values = sorted(found - {IGNORED_LABEL})
-    if found == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
+    values = sorted(found_values - {IGNORED_LABEL})
+    if found_values == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
         names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
         lines.append(format_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
     elif names is None:
@@ -85,7 +85,7 @@ def _find_classes(folder: DataFolder, pairs: dict[Path, Path]) -> ClassesAndLabe
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
         lines.append(format_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    return _number_classes(pairs, names, source, [*lines, *_describe_unused(names, found, len(pairs))])
+    return _number_classes(pairs, names, source, [*lines, *_describe_unused(names, found_values, len(pairs))])
 
 
 def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
@@ -99,9 +99,9 @@ def _index_colours(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
     return names
 
 
-def _describe_unused(names: Mapping[int, str], found: Collection[int], num_files: int) -> list[str]:
+def _describe_unused(names: Mapping[int, str], found_values: Collection[int], num_files: int) -> list[str]:
     """Return the line of the summary on classes without pixels in the files that were read; no line without any."""
-    unused = [name for value, name in names.items() if value not in found and not _is_void(name)]
+    unused = [name for value, name in names.items() if value not in found_values and not _is_void(name)]
     read = ' in the files that were read' if num_files > MAX_LABELS else ''
     return [format_line('warning', f'no pixel of the classes {list_first(unused)}{read}')] if unused else []
 
@@ -144,7 +144,7 @@ def _is_void(name: str) -> bool:
 def _find_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool) -> set[int]:
     """Return the values or colours of the labels, at most of `MAX_LABELS` files."""
     drawn = sorted(random.Random(0).sample(list(pairs), min(len(pairs), MAX_LABELS)))
-    found: set[int] = set()
+    found_values: set[int] = set()
     for picture in drawn:
         try:
             size = read_picture_size(folder.root / picture)
@@ -152,5 +152,5 @@ def _find_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool) 
             continue
         path = folder.ann_root / pairs[picture]
         values = read_colours(path) if in_colours else read_label(path, ANY_VALUE, size)
-        found.update([] if values is None else np.unique(values).tolist())
-    return found
+        found_values.update([] if values is None else np.unique(values).tolist())
+    return found_values

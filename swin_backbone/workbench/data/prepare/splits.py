@@ -96,7 +96,7 @@ def split_pictures(pictures: Sequence[Path], given: GivenSplit) -> tuple[Picture
 
     Args:
         pictures: those with annotations.
-        given: what lists or names of folders say, also of pictures without annotations.
+        given: the split by lists or names of folders, also of pictures without annotations.
 
     Raises:
         DataError: if a split has none of the pictures, or some pictures are both for training and for validation.

@@ -102,20 +102,20 @@ class RegionHead(boxes.Head):
             features = self._fuse('bbox', regions(maps, box_R4, image_R), semantic, box_R4, image_R)
             logits_RK, deltas = head(features)
             sum_RK = sum_RK + logits_RK
-            boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
-            boxes_RK4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
+            num_boxes = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
+            boxes_RK4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (num_boxes, 4))
             if stage < len(self.stages) - 1:
-                label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
+                label_R = torch.zeros_like(image_R) if num_boxes == 1 else logits_RK[:, :-1].argmax(1)
                 box_R4 = boxes.take_rows(boxes_RK4, label_R[:, None])[:, 0]
         scores_RK = (sum_RK / len(self.stages)).softmax(-1)[:, :-1]
-        return scores_RK.reshape(B, N, -1), boxes_RK4.reshape(B, N, boxed, 4)
+        return scores_RK.reshape(B, N, -1), boxes_RK4.reshape(B, N, num_boxes, 4)
 
     def _fuse(self, kind: str, features: Tensor, semantic: Optional[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
         """Add the features of HTC's semantic map to the features of regions."""
         if semantic is None or kind not in self.fusion:
             return features
-        more = self.semantic_regions([semantic], box_R4, image_R)
-        return features + F.adaptive_avg_pool2d(more, (features.shape[-2], features.shape[-1]))
+        semantic_features = self.semantic_regions([semantic], box_R4, image_R)
+        return features + F.adaptive_avg_pool2d(semantic_features, (features.shape[-2], features.shape[-1]))
 
     def _compute_masks(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor

@@ -23,7 +23,7 @@ class EstimateHook(Hook):
     priority = 'LOWEST'
 
     def before_train(self, runner: Runner) -> None:
-        self._done = self._timed = 0
+        self._num_steps = self._num_timed = 0
         self._seconds = 0.0  # duration of the timed steps
         self._last_end: Optional[float] = None  # end of the step before, in seconds; None if more than a step follows
 
@@ -34,21 +34,21 @@ class EstimateHook(Hook):
         self._last_end = None
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        if self._timed == TIMED_STEPS:
+        if self._num_timed == TIMED_STEPS:
             return
         now = time.monotonic()
-        self._done += 1
+        self._num_steps += 1
         if self._last_end is not None:
-            self._timed += 1
+            self._num_timed += 1
             self._seconds += now - self._last_end
         self._last_end = now
-        if self._timed == TIMED_STEPS:
+        if self._num_timed == TIMED_STEPS:
             seconds = self._seconds / TIMED_STEPS
             remaining = timedelta(seconds=round(seconds * (runner.max_iters - runner.iter - 1)))
             memory = f', {peak / GIB:.1f} GiB of memory at the peak' if (peak := measure_peak_memory()) else ''
             runner.logger.info(
-                f'{self._done} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {remaining}, and '
-                'validations come on top'
+                f'{self._num_steps} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {remaining}, '
+                'and validations come on top'
             )
 
 

@@ -120,9 +120,9 @@ class NonFiniteGuardHook(Hook):
         for buffer, before in self.buffers:
             buffer.copy_(before)
         self.skipped_in_a_row += 1
-        what = _describe(problem, batches)
+        description = _describe(problem, batches)
         runner.logger.warning(
-            f'Iteration {runner.iter + 1}: step skipped, number {self.skipped_in_a_row} in a row. {what}'
+            f'Iteration {runner.iter + 1}: step skipped, number {self.skipped_in_a_row} in a row. {description}'
         )
         if self.skipped_in_a_row >= self.max_in_a_row:
             # Late: checkpoint_hook imports mmcv, whose import imports this file.
@@ -133,7 +133,7 @@ class NonFiniteGuardHook(Hook):
                 hook.save_now(runner, runner.iter + 1)
             raise TrainingStopped(
                 f'training stops at iteration {runner.iter + 1}, after {self.skipped_in_a_row} skipped steps in a row. '
-                f'{what} {describe_last_checkpoint(hook)}'
+                f'{description} {describe_last_checkpoint(hook)}'
             )
 
 

@@ -28,12 +28,12 @@ class PredictByShapeHook(Hook):
             return
         model = runner.model
         name = f'{mode}_step'
-        before = vars(model).get(name)  # a method that a user has set on the instance
+        own_step = vars(model).get(name)  # a method that a user has set on the instance
 
         def restore() -> None:
             vars(model).pop(name, None)
-            if before is not None:
-                setattr(model, name, before)
+            if own_step is not None:
+                setattr(model, name, own_step)
 
         self.restore = restore
         setattr(model, name, partial(predict_by_shape, getattr(model, name)))

@@ -258,7 +258,7 @@ def _have_tracks(lines: Iterable[str]) -> bool:
 
 
 def _limit_behind(pose_length: int) -> int:
-    """Return the most numbers behind a box: a score and a track's id. Without points of a pose, two may be a point."""
+    """Return how many numbers may follow a box: a score and a track's id. Without a pose, two would be a point."""
     return 2 if pose_length else 1
 
 
