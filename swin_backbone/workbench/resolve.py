@@ -14,6 +14,7 @@ The result is a plain config of its toolbox, whose own tools/train.py trains it.
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -128,6 +129,9 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
     if data is not None or has_settings:
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
+        if data is not None and 'test' in data.splits and data.splits['test'].is_alone:
+            held_out = {split: data.splits[split] for split in ('train', 'val')}
+            put_data(cfg, replace(data, splits=held_out))  # no test of this training sees its pictures
         apply_settings(cfg, options)
         apply_options(cfg, options.cfg_options or {})
         use_load_picture(cfg)

@@ -103,6 +103,18 @@ def test_a_schedule_follows_the_pictures_that_are_selected(own, selected):
     assert cfg.default_hooks.logger.interval == (selected or data.splits['train'].num_pictures)
 
 
+def test_a_training_on_a_test_set_alone_is_tested_on_what_it_holds_out(own, tmp_path):
+    (tmp_path / 'images').mkdir()
+    (tmp_path / 'images' / 'test').symlink_to(own / 'images' / 'train')
+    (tmp_path / 'test.json').symlink_to(own / 'train.json')
+    config, options = read_config(DETECTION), Options()
+    data = index_user_data(tmp_path, with_masks=True)
+    combined = combine(config, options, data)
+    trained = resolve_training(combined, options, data).cfg
+    for cfg, split in ((combined, 'test'), (trained, 'val')):
+        assert cfg.test_dataloader.dataset.ann_file == cfg.test_evaluator.ann_file == data.splits[split].file
+
+
 @pytest.mark.parametrize(('options', 'is_own'), [
     (Options(lr=1e-4), True), (Options(cfg_options={'optim_wrapper.optimizer.lr': 1e-4}), True), (Options(), False),
 ])  # fmt: skip

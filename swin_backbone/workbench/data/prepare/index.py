@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class IndexedSplit:
         objects: number of objects by class, of a detector, or of pictures, of a classifier.
         most_objects: largest number of objects in a picture, of a detector.
         has_rles: whether the mask of an object is an RLE.
+        is_alone: a test set without pictures for training, which are drawn from it.
     """
 
     file: str
@@ -42,6 +43,7 @@ class IndexedSplit:
     objects: Mapping[str, int] = field(default_factory=dict)
     most_objects: int = 0
     has_rles: bool = False
+    is_alone: bool = False
 
 
 def write_index(
@@ -65,6 +67,8 @@ def write_index(
         scored = 'test' if split == 'test' else 'validation'
         faults = find_class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
         lines += [format_line('warning', sentence) for sentence in faults.sentences()]
+    if {*by_split.get('test', ())} == {*by_split['train'], *by_split['val']}:
+        splits['test'] = replace(splits['test'], is_alone=True)
     classes = format_line('classes', f'{len(records.classes)}: {list_first(records.classes, CLASSES_SHOWN)}')
     return splits, [*summary, classes, *lines, *records.lines]
 

@@ -22,7 +22,7 @@ SPLITS = ('train', 'val', 'test')
 VAL_SHARE = 0.2  # share of the pictures, if the split is drawn
 SAME_PICTURES_NOTE = 'names the same pictures for training and for validation'
 DRAWN_NOTE = 'a fifth of the pictures is for validation, always the same pictures'
-TEST_NOTE = 'a test set alone: a test takes all of it, and a training holds out a fifth'
+TEST_NOTE = 'a test set alone: a test takes all of it, and a training tests on the fifth for validation'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # comes before the hash of an augmented copy in Roboflow's names
 
