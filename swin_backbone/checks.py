@@ -85,8 +85,8 @@ def check_choice(name: str, value: Value, choices: Collection[str]) -> Value:
     if not isinstance(value, str):
         raise TypeError(refusal(name, allowed, value))
     if value not in choices:
-        near = get_close_matches(value, choices, 1)
-        raise ValueError(refusal(name, allowed, value) + (f'; did you mean {near[0]!r}?' if near else ''))
+        similar = get_close_matches(value, choices, 1)
+        raise ValueError(refusal(name, allowed, value) + (f'; did you mean {similar[0]!r}?' if similar else ''))
     return value
 
 

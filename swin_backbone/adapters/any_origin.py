@@ -67,8 +67,8 @@ def take_any_origin(
     keys = [key for key in state_dict if key.startswith(prefix)]
     tensors: Any = OrderedDict((key.removeprefix(prefix), state_dict[key]) for key in keys)
     stored = getattr(state_dict, '_metadata', {prefix.rstrip('.'): metadata})  # with the sizes of a backbone
-    inside = {name: entry for name, entry in stored.items() if f'{name}.'.startswith(prefix)}
-    tensors._metadata = {name[len(prefix) :]: entry for name, entry in inside.items()}
+    inner = {name: entry for name, entry in stored.items() if f'{name}.'.startswith(prefix)}
+    tensors._metadata = {name[len(prefix) :]: entry for name, entry in inner.items()}
     fitted, report = fit_any_origin(module, tensors)
     if fitted is tensors:
         return

@@ -43,12 +43,12 @@ class LoraSwinBackbone(SwinBackbone):
     def __init__(self, lora: Optional[dict[str, Any]] = None, **arguments: Any):
         super().__init__(**arguments)
         self.arguments = arguments
-        before = {name: weight.clone() for name, weight in self.state_dict().items() if not weight.is_meta}
+        old = {name: weight.clone() for name, weight in self.state_dict().items() if not weight.is_meta}
         inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
         self.register_state_dict_post_hook(_to_plain_names)  # type: ignore[no-untyped-call]  # of torch
         self._register_load_state_dict_pre_hook(_from_plain_names, with_module=True)  # type: ignore[no-untyped-call]
-        after = self.state_dict()
-        if not all(torch.equal(after[name], weight) for name, weight in before.items() if name in after):
+        new = self.state_dict()
+        if not all(torch.equal(new[name], weight) for name, weight in old.items() if name in new):
             allowed = (
                 'init_lora_weights that leave the weights of the backbone alone, because a checkpoint replaces them'
             )
@@ -127,8 +127,8 @@ def _from_plain_names(
         elif isinstance(layer, ModulesToSaveWrapper):
             parts = [UNTRAINED, *(f'{TRAINED}.{adapter}' for adapter in layer.modules_to_save)]
         for leaf in layer.get_submodule(parts[0]).state_dict() if parts else ():
-            if (plain := f'{prefix}{name}.{leaf}') in state_dict:
-                value = state_dict.pop(plain)
+            if (plain_name := f'{prefix}{name}.{leaf}') in state_dict:
+                value = state_dict.pop(plain_name)
                 for part in parts:
                     state_dict.setdefault(f'{prefix}{name}.{part}.{leaf}', value)
     if others:

@@ -85,7 +85,7 @@ def convert_checkpoint(
         weights = extract_swin(tensors)
         family, name = weights.format.family, 'mmdet' if to == 'mmseg' else to
         if (family, name) not in WRITTEN:
-            names = ', '.join(known for other, known in WRITTEN if other == family)
+            names = ', '.join(key[1] for key in WRITTEN if key[0] == family)
             raise CheckpointError(f'it holds a {family}, which {name} has not: it can be written as {names}')
         format = WRITTEN[family, name]
         neck_and_heads: dict[str, Tensor] = {}
@@ -170,7 +170,7 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
     try:
         write_whole_by(target, write)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
-        why = error.strerror if isinstance(error, OSError) else None
-        if not why:  # torch gives no reason
-            why = f'{shutil.disk_usage(target.parent).free:,} bytes are free'
-        raise CheckpointError(f'{target} cannot be written ({why})') from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        if not reason:  # torch gives no reason
+            reason = f'{shutil.disk_usage(target.parent).free:,} bytes are free'
+        raise CheckpointError(f'{target} cannot be written ({reason})') from error

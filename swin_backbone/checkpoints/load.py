@@ -293,8 +293,8 @@ def _compare_sizes(weights: SwinWeights, backbone_weights: dict[str, Tensor], te
             f'it has no {PROJECTION}, the one convolution of the patch embedding; it has '
             f'{list_first(stem) or "no patch embedding"}'
         )
-    known = tuple(heads or of_model for heads, of_model in zip(in_checkpoint.num_heads, in_model.num_heads))
-    if in_checkpoint._replace(num_heads=known) != in_model:
+    num_heads = tuple(known or expected for known, expected in zip(in_checkpoint.num_heads, in_model.num_heads))
+    if in_checkpoint._replace(num_heads=num_heads) != in_model:
         raise CheckpointError(f'it is a Swin of {in_checkpoint}; the backbone has {in_model}')
 
 
@@ -348,8 +348,8 @@ def _fit_backbone(
         if change:
             report.resized[key] = change
         if value.shape != shape:
-            why = ': the weights of Swin-MLP cannot be resized to another window' if '.spatial_mlp.' in key else ''
-            raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(shape)}{why}')
+            advice = ': the weights of Swin-MLP cannot be resized to another window' if '.spatial_mlp.' in key else ''
+            raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(shape)}{advice}')
         fitted[key] = value
     if not_in_backbone:
         report.ignored.setdefault(NOT_IN_BACKBONE, []).extend(not_in_backbone)

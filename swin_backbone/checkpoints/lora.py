@@ -55,8 +55,8 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         trained, untrained = _TRAINED.fullmatch(name), _UNTRAINED.fullmatch(name)
         if matrix and matrix[1] in scales and value.dim() == 2:
             matrices[matrix.groups()] = value
-        elif whole := trained or untrained:
-            owner, leaf = whole.groups()
+        elif match := trained or untrained:
+            owner, leaf = match.groups()
             adapters_are_off = owner in scales  # a module that is trained whole has an entry only then
             if bool(untrained) == adapters_are_off:  # otherwise the model does not use it
                 if f'{owner}.{leaf}' in merged:  # of another adapter

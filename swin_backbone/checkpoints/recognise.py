@@ -159,12 +159,12 @@ def extract_swin(
             than the file names.
     """
     format, prefix = _choose_prefix(tensors, prefer, prefix, family)
-    around = find_outer_prefix(prefix)  # where a head is
-    short = {key: key.removeprefix(prefix if key.startswith(prefix) else around) for key in tensors}
-    names = {short[key] for key in tensors if key.startswith(prefix)}
-    format = _tell_apart(format, names, set(short.values()), keeps_norm)
+    outer_prefix = find_outer_prefix(prefix)  # where a head is
+    short_names = {key: key.removeprefix(prefix if key.startswith(prefix) else outer_prefix) for key in tensors}
+    names = {short_names[key] for key in tensors if key.startswith(prefix)}
+    format = _tell_apart(format, names, set(short_names.values()), keeps_norm)
     weights = SwinWeights(format, prefix)
-    for key, name in short.items():
+    for key, name in short_names.items():
         renamed, is_inside = find_our_name(name, format) or '', key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
             weights.index_tables.append(key)

@@ -148,14 +148,14 @@ class Parser(argparse.ArgumentParser):
             names: names without dashes, with a space between two: 'config data work_dir'.
             changes: settings of `add_argument` for this tool, by name.
         """
-        left = set(names.split())
+        missing = set(names.split())
         for name, settings in ARGUMENTS.items():
             key = name.lstrip('-').replace('-', '_')
-            if key in left:
+            if key in missing:
                 settings = {**settings, **changes.get(key, {})}
                 self.add_argument(name, *settings.pop('other_names', ()), **settings)
-                left.remove(key)
-        assert not left, left
+                missing.remove(key)
+        assert not missing, missing
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse, then import the package (help and wrong arguments need no torch), and set up the process."""
@@ -199,8 +199,8 @@ class Parser(argparse.ArgumentParser):
         """Return the option that other programs call `word`, or the option with the most similar name."""
         options = [name for name in self._option_string_actions if name.startswith('--')]
         usual = OTHER_NAMES.get(word.replace('_', '-'))
-        near = get_close_matches(word, options, 1)
-        return usual if usual in options else near[0] if near else None
+        similar = get_close_matches(word, options, 1)
+        return usual if usual in options else similar[0] if similar else None
 
 
 def is_config(word: str) -> bool:

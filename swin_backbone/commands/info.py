@@ -69,10 +69,10 @@ def _list_packages() -> Iterator[Fact]:
 def find_stack() -> str:
     """Return the installed stack: 'onedl', 'openmmlab', 'lite' or 'none', or a sentence about a broken mixture."""
     installed = {module: [name for name, _ in _list_installed(names)] for module, names in STACK.items()}
-    twice = [names for names in installed.values() if len(names) > 1]
-    if twice:
+    doubled = [names for names in installed.values() if len(names) > 1]
+    if doubled:
         return (
-            f'broken: {" and ".join(twice[0])} overwrite each other; uninstall both, then install one stack '
+            f'broken: {" and ".join(doubled[0])} overwrite each other; uninstall both, then install one stack '
             'in a new environment'
         )
     if not installed['mmcv']:

@@ -100,8 +100,8 @@ def _suggest(path: str) -> str:
                 names.setdefault(config.stem, f'{package}::{config.relative_to(configs)}')
     if not colons:
         names.update({config.stem: str(config) for config in file.parent.glob('*.py')})
-    near = find_similar(file.stem, names)
-    return f'; did you mean {", ".join(names[stem] for stem in near)}?' if near else ''
+    similar = find_similar(file.stem, names)
+    return f'; did you mean {", ".join(names[stem] for stem in similar)}?' if similar else ''
 
 
 def find_similar(name: str, names: Iterable[str]) -> list[str]:

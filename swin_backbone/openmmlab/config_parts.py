@@ -31,7 +31,7 @@ def walk(
 
 def iter_parts(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the dotted key and the dict of each part of a config with a type, outer dicts first."""
-    return ((where, part) for where, part in walk(node, key) if where and isinstance(part, dict) and 'type' in part)
+    return ((path, part) for path, part in walk(node, key) if path and isinstance(part, dict) and 'type' in part)
 
 
 def type_name(part: dict[str, Any]) -> str:

@@ -88,9 +88,9 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = Fa
         ValueError: for float16 on a CPU, or another dtype.
     """
     device = next((x.device.type for x in model.parameters()), 'cpu')
-    in_bfloat16 = check_amp(dtype, device) == 'bfloat16'
-    methods = _run_methods_in_float32(model, device) if in_bfloat16 else nullcontext()
-    with methods, torch.autocast(device, torch.bfloat16 if in_bfloat16 else torch.float16, cache_enabled=keep_casts):
+    is_bfloat16 = check_amp(dtype, device) == 'bfloat16'
+    methods = _run_methods_in_float32(model, device) if is_bfloat16 else nullcontext()
+    with methods, torch.autocast(device, torch.bfloat16 if is_bfloat16 else torch.float16, cache_enabled=keep_casts):
         try:
             yield
         finally:
@@ -130,21 +130,21 @@ def _run_methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
 def _replace_methods(model: nn.Module, device: str) -> ExitStack:
     """Replace methods, and return a stack that restores them."""
     stack = ExitStack()
-    in_float32 = partial(run_outside_autocast, device=device)
+    compute_in_float32 = partial(run_outside_autocast, device=device)
     for module in model.modules():
-        behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
-        methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
+        names = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
+        methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(names, compute_in_float32)
         if _takes_float32(module, device):
-            methods['forward'] = in_float32
-        elif behind:
+            methods['forward'] = compute_in_float32
+        elif names:
             methods['forward'] = cast_results
         if callable(getattr(type(module), SAMPLING, None)):
-            methods[SAMPLING] = in_float32
+            methods[SAMPLING] = compute_in_float32
         for name, change in methods.items():
-            before = vars(module).get(name)
-            if before is not None:  # accelerate.py, for example, sets a module's own forward
-                setattr(module, name, change(before))
-                stack.callback(setattr, module, name, before)
+            own_method = vars(module).get(name)
+            if own_method is not None:  # accelerate.py, for example, sets a module's own forward
+                setattr(module, name, change(own_method))
+                stack.callback(setattr, module, name, own_method)
             else:  # a bound method: a deep copy of the module binds the method to the copy
                 setattr(module, name, MethodType(change(getattr(type(module), name)), module))
                 stack.callback(delattr, module, name)

@@ -41,9 +41,9 @@ class PQStat:
         return self.counts[category]
 
     def __iadd__(self, other: 'PQStat') -> 'PQStat':
-        for category, more in other.counts.items():
+        for category, counts in other.counts.items():
             self.counts[category] = PanopticCounts(
-                *(a + b for a, b in zip(vars(self[category]).values(), vars(more).values()))
+                *(a + b for a, b in zip(vars(self[category]).values(), vars(counts).values()))
             )
         return self
 

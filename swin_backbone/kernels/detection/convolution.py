@@ -59,8 +59,8 @@ def choose_tile(x_BHWC: Tensor, is_packed: bool) -> int:
     """
     if x_BHWC.dtype is not torch.bfloat16:
         return 4
-    more = 0 if is_packed else PACKING
-    return min(TILES, key=lambda side: POINTS[side] * (count_tiles(side, *x_BHWC.shape[:3]) + more))
+    overhead = 0 if is_packed else PACKING
+    return min(TILES, key=lambda side: POINTS[side] * (count_tiles(side, *x_BHWC.shape[:3]) + overhead))
 
 
 def _find_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
@@ -113,8 +113,8 @@ class _Convolution(NamedTuple):
         if self.cache is None:
             packed = pack(weight, tile)
         else:
-            last_C = [weight.permute(0, 2, 3, 1)]
-            (packed,) = make_once(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
+            weight_N33C = weight.permute(0, 2, 3, 1)
+            (packed,) = make_once([weight_N33C], (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
         return (convolve_packed(x_BHWC, packed, tile, bias, len(weight)),)
 
     def backward(
@@ -134,11 +134,11 @@ class _Convolution(NamedTuple):
             grad_x = convolve_packed(grad_BHWN, packed, tile, None, C)
         if any(needed[1:]):
             # torch emulates products of bfloat16 on a processor without bfloat16
-            wide = x_BHWC.dtype if get_libswin().has_bf16_gemm else torch.float32
+            dtype = x_BHWC.dtype if get_libswin().has_bf16_gemm else torch.float32
             _, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-                grad_BHWN.to(wide).permute(0, 3, 1, 2),
-                x_BHWC.to(wide).permute(0, 3, 1, 2),
-                weight.to(wide),
+                grad_BHWN.to(dtype).permute(0, 3, 1, 2),
+                x_BHWC.to(dtype).permute(0, 3, 1, 2),
+                weight.to(dtype),
                 [N],
                 *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, (False, *needed[1:])),
             )

@@ -50,8 +50,8 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         RECORD_ATTRIBUTE in vars(module) for module in model.modules()
     )
     if precision is not None and not is_computed:
-        why = ': ' + ' '.join(sorted({reason for _, reason in unsupported})) if unsupported else ''
-        raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
+        reasons = ': ' + ' '.join(sorted({reason for _, reason in unsupported})) if unsupported else ''
+        raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{reasons}")
     set_precision(model, precision)
     return lines
 

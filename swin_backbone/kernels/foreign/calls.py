@@ -32,12 +32,12 @@ def list_modules(layer: nn.Module) -> dict[str, Any]:
 def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Optional[CallArgs]:
     """Return the arguments of a call by name, with defaults and with those of `**kwargs`; None: the call is wrong."""
     names, defaults, required, takes_any_name = _find_parameters(type(module).forward)
-    by_position = dict(zip(names, args))
-    given: CallArgs = {**by_position, **kwargs}
-    is_wrong_name = any(name in by_position or not (takes_any_name or name in names) for name in kwargs)
-    if len(args) > len(names) or is_wrong_name or any(name not in given for name in required):
+    positional = dict(zip(names, args))
+    call_args: CallArgs = {**positional, **kwargs}
+    is_wrong_name = any(name in positional or not (takes_any_name or name in names) for name in kwargs)
+    if len(args) > len(names) or is_wrong_name or any(name not in call_args for name in required):
         return None
-    return {**{name: given.get(name, default) for name, default in zip(names, defaults)}, **given}
+    return {**{name: call_args.get(name, default) for name, default in zip(names, defaults)}, **call_args}
 
 
 @constant_when_compiled

@@ -56,12 +56,12 @@ def _read_toolbox(block: Any, call_args: CallArgs, size: Size) -> Optional[Windo
 
 
 def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
-    windows, given_GNN = read_windows(block, call_args, size), call_args['mask_matrix']
+    windows, mask_GNN = read_windows(block, call_args, size), call_args['mask_matrix']
     if not any(windows.shift):
         return windows
-    if given_GNN is None or needs_torch_op():  # a graph cannot compare masks
+    if mask_GNN is None or needs_torch_op():  # a graph cannot compare masks
         return None
-    return windows if torch.equal(given_GNN != 0, find_masked_places(windows)) else None
+    return windows if torch.equal(mask_GNN != 0, find_masked_places(windows)) else None
 
 
 @cached_table
@@ -75,8 +75,8 @@ def _read_timm(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]
     windows = read_windows(block, call_args, size)
     height, width = block.input_resolution
     has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
-    own = windows._replace(height=height, width=width)
-    return None if has_mask and windows.count_windows() != own.count_windows() else windows
+    built_windows = windows._replace(height=height, width=width)
+    return None if has_mask and windows.count_windows() != built_windows.count_windows() else windows
 
 
 def _read_torchvision(block: Any, call_args: CallArgs, size: Size) -> Windows:

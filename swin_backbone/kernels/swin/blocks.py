@@ -106,6 +106,6 @@ def _join_qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
     """Return the bias (3C,) of query, key and value of Swin V2. The bias of the key is 0."""
     bias_3C, (q_bias, v_bias) = w.get(f'{ATTENTION_PREFIX}qkv.bias'), (w.get(name) for name in QKV_BIASES)
     if bias_3C is not None:
-        kept = bias_3C.new_tensor([[1.0], [0.0], [1.0]])
-        return (bias_3C.unflatten(0, (3, -1)) * kept).flatten()
+        factors = bias_3C.new_tensor([[1.0], [0.0], [1.0]])
+        return (bias_3C.unflatten(0, (3, -1)) * factors).flatten()
     return None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])

@@ -45,8 +45,8 @@ def forward_by_torch(
         random_state: of torch's generator before the forward that is repeated; None: the layer draws no numbers.
         forward: a function of the layer and the map; None: the marked forward of the layer's class.
     """
-    given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
+    named_tensors = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
     with library_disabled(), preserve_torch_rng():
         if random_state is not None:
             torch.set_rng_state(random_state)
-        return functional_call(_OriginalForward(layer, forward), given, (x,), tie_weights=False)
+        return functional_call(_OriginalForward(layer, forward), named_tensors, (x,), tie_weights=False)

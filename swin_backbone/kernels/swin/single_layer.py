@@ -20,7 +20,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
     """
     cls = find_swin_class(layer)
     modes = [(module, module.training) for module in layer.modules()]
-    kept = {name: value for name, value in vars(layer).items() if name == PRECISION_ATTRIBUTE}
+    saved = {name: value for name, value in vars(layer).items() if name == PRECISION_ATTRIBUTE}
     try:
         for module, _ in modes:
             module.training = False  # training may have dropout
@@ -36,7 +36,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
         return f'{type(layer).__name__} is not as it was built.'
     finally:
         layer.__dict__.pop(PRECISION_ATTRIBUTE)
-        layer.__dict__.update(kept)
+        layer.__dict__.update(saved)
         for module, is_training in modes:
             module.training = is_training
     return plans[0] if plans else None

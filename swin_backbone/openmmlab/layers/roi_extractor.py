@@ -73,9 +73,9 @@ class _RoIAlign(torch.autograd.Function):
         ctx.maps = [(x.shape, x.stride(), x.dtype) for x in maps]
         pooled_RCIJ = maps[0].new_empty(len(rois_R5), maps[0].shape[1], *settings[0][:2])
         none = maps[0].new_empty(0)
-        by_level = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
-        for map_BCHW, of_level_R5, of_level_RCIJ, setting in by_level:
-            roi_align_forward(map_BCHW, of_level_R5, of_level_RCIJ, none, none, *setting)
+        levels = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
+        for map_BCHW, level_rois_R5, level_pooled_RCIJ, setting in levels:
+            roi_align_forward(map_BCHW, level_rois_R5, level_pooled_RCIJ, none, none, *setting)
         return pooled_RCIJ
 
     @staticmethod
@@ -85,9 +85,9 @@ class _RoIAlign(torch.autograd.Function):
         grad_RCIJ = grad_RCIJ.contiguous()
         none = grad_RCIJ.new_empty(0)
         grads = []
-        by_level = zip(ctx.maps, rois_R5.split(ctx.counts), grad_RCIJ.split(ctx.counts), ctx.settings)
-        for (shape, stride, dtype), of_level_R5, of_level_RCIJ, setting in by_level:
+        levels = zip(ctx.maps, rois_R5.split(ctx.counts), grad_RCIJ.split(ctx.counts), ctx.settings)
+        for (shape, stride, dtype), level_rois_R5, level_grad_RCIJ, setting in levels:
             grad_BCHW = torch.empty_strided(shape, stride, dtype=dtype, device=grad_RCIJ.device).zero_()
-            roi_align_backward(of_level_RCIJ, of_level_R5, none, none, grad_BCHW, *setting)
+            roi_align_backward(level_grad_RCIJ, level_rois_R5, none, none, grad_BCHW, *setting)
             grads.append(grad_BCHW)
         return None, None, None, *grads

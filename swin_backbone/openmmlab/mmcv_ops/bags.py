@@ -61,21 +61,21 @@ def number_entries(count_P: Tensor, total: int) -> tuple[Tensor, Tensor]:
 def clamp_corners(at_S: Tensor, size: int) -> Corners:
     """Return the neighbours of RoIAlign. A sample up to one pixel outside moves to the border; a sample further outside
     has weight 0."""
-    inside_S = (at_S >= -1) & (at_S <= size)
-    at_S = torch.where(inside_S, at_S, 0).clamp(0, size - 1)
+    is_inside_S = (at_S >= -1) & (at_S <= size)
+    at_S = torch.where(is_inside_S, at_S, 0).clamp(0, size - 1)
     low_S = at_S.long().clamp(max=size - 1)
     share_S = at_S - low_S
-    return torch.stack([low_S, (low_S + 1).clamp(max=size - 1)]), torch.stack([1 - share_S, share_S]) * inside_S
+    return torch.stack([low_S, (low_S + 1).clamp(max=size - 1)]), torch.stack([1 - share_S, share_S]) * is_inside_S
 
 
 def pad_corners(at_S: Tensor, size: int) -> Corners:
     """Return the neighbours of a deformable convolution, on a zero-padded map. Differentiable in `at_S`."""
-    inside_S = (at_S > -1) & (at_S < size)
-    at_S = torch.where(inside_S, at_S, 0)
+    is_inside_S = (at_S > -1) & (at_S < size)
+    at_S = torch.where(is_inside_S, at_S, 0)
     floor_S = at_S.detach().floor()
     share_S, low_S = at_S - floor_S, floor_S.long()
     index_2S = torch.stack([low_S, low_S + 1])
-    is_on_map_2S = inside_S & (index_2S >= 0) & (index_2S < size)
+    is_on_map_2S = is_inside_S & (index_2S >= 0) & (index_2S < size)
     return index_2S.clamp(0, size - 1), torch.stack([1 - share_S, share_S]) * is_on_map_2S
 
 

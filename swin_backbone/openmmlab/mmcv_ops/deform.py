@@ -86,14 +86,14 @@ VERSION_2 = ('stride_h', 'stride_w'), ('pad_h', 'pad_w'), ('dilation_h', 'dilati
 def _sum_gradients(settings: Settings, grad_output: Tensor, *tensors: Tensor) -> list[Tensor]:
     """Return the gradients of the tensors: weight, input, offset and, if given, mask."""
     weight, *others = tensors
-    of_weight, *of_others = of_tensors = [torch.zeros_like(x) for x in tensors]
+    weight_grad, *other_grads = gradients = [torch.zeros_like(x) for x in tensors]
     for image in _slice_images(grad_output):
         inputs = weight, *(x[image] for x in others)
-        weight_part, *of_image = differentiate(partial(_convolve, settings), inputs, grad_output[image])
-        of_weight += weight_part
-        for result, gradient in zip(of_others, of_image):
+        weight_part, *image_grads = differentiate(partial(_convolve, settings), inputs, grad_output[image])
+        weight_grad += weight_part
+        for result, gradient in zip(other_grads, image_grads):
             result[image] = gradient
-    return of_tensors
+    return gradients
 
 
 def deform_conv_forward(
@@ -107,9 +107,9 @@ def deform_conv_forward(
 def deform_conv_backward_input(*tensors: Tensor, **sizes: int) -> None:
     """Add the gradient in the map to `grad_input`, and write the gradient in the offsets into `grad_offset`."""
     input, offset, grad_output, grad_input, grad_offset, weight, _columns = tensors
-    _, of_input, of_offset = _sum_gradients(_read_settings(sizes, *VERSION_1), grad_output, weight, input, offset)
-    grad_input += of_input
-    grad_offset.copy_(of_offset)
+    _, input_grad, offset_grad = _sum_gradients(_read_settings(sizes, *VERSION_1), grad_output, weight, input, offset)
+    grad_input += input_grad
+    grad_offset.copy_(offset_grad)
 
 
 def deform_conv_backward_parameters(*tensors: Tensor, scale: float, **sizes: int) -> None:
@@ -132,13 +132,13 @@ def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: i
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
     input, weight, _bias, _ones, offset, mask, _columns, *results, grad_output = tensors
     grad_input, grad_weight, grad_bias, grad_offset, grad_mask = results
-    of_weight, of_input, of_offset, of_mask = _sum_gradients(
+    weight_grad, input_grad, offset_grad, mask_grad = _sum_gradients(
         _read_settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask
     )
-    grad_weight += of_weight
-    grad_input += of_input
-    grad_offset.copy_(of_offset)
-    grad_mask.copy_(of_mask)
+    grad_weight += weight_grad
+    grad_input += input_grad
+    grad_offset.copy_(offset_grad)
+    grad_mask.copy_(mask_grad)
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
 

@@ -25,9 +25,9 @@ def carafe_forward(
 def carafe_backward(*tensors: Tensor, **sizes: int) -> None:
     """Write the gradients of `carafe_forward` into `grad_features` and `grad_masks`."""
     grad_output, features, masks, *_buffers, grad_features, grad_masks = tensors
-    of_both = differentiate(lambda x, weights: _reassemble(x, weights, **sizes), (features, masks), grad_output)
-    grad_features.copy_(of_both[0])
-    grad_masks.copy_(of_both[1])
+    gradients = differentiate(lambda x, weights: _reassemble(x, weights, **sizes), (features, masks), grad_output)
+    grad_features.copy_(gradients[0])
+    grad_masks.copy_(gradients[1])
 
 
 def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:

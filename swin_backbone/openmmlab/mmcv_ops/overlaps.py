@@ -49,14 +49,14 @@ def compute_overlaps(first: Tensor, second: Tensor, over_first: bool = False) ->
     low = torch.maximum(first.amin(-2), second.amin(-2))
     high = torch.minimum(first.amax(-2), second.amax(-2))
     # Most boxes are far apart: only boxes with overlapping upright bounds are intersected.
-    real = (area_1 >= 1e-14) & (area_2 >= 1e-14)
-    pairs = (real & (low <= high).all(-1)).nonzero()
-    shared = torch.zeros(real.shape, dtype=first.dtype, device=first.device)
+    has_area = (area_1 >= 1e-14) & (area_2 >= 1e-14)
+    pairs = (has_area & (low <= high).all(-1)).nonzero()
+    shared = torch.zeros(has_area.shape, dtype=first.dtype, device=first.device)
     first, second = torch.broadcast_tensors(first, second)
     for begin in range(0, len(pairs), MAX_PAIRS):
         pair_index = tuple(pairs[begin : begin + MAX_PAIRS].unbind(1))
         shared[pair_index] = _shared_areas(first[pair_index], second[pair_index])
-    return torch.where(real, shared / (area_1 if over_first else area_1 + area_2 - shared), 0)
+    return torch.where(has_area, shared / (area_1 if over_first else area_1 + area_2 - shared), 0)
 
 
 def _areas(shapes: Tensor) -> Tensor:

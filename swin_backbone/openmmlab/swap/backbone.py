@@ -201,12 +201,12 @@ def _replace(cfg: Config, place: Place, swin: Swin, task: Task) -> list[str]:
         if 'Pretrained' in str(outer.get('init_cfg')):  # a checkpoint with the old backbone
             del outer.init_cfg
     keys = [other.backbone_key for other in _list_backbones(cfg.model)]
-    others = [other for other in keys if other != place.backbone_key]
+    other_keys = [other_key for other_key in keys if other_key != place.backbone_key]
     for outer in (cfg, *_iter_path(cfg.model, key)):
         before = copy.deepcopy(outer.get('data_preprocessor'))
         _normalize_as_imagenet(outer.get('data_preprocessor'))
-        if others and before != outer.get('data_preprocessor'):
-            notes.append(f'note: {" and ".join(others)} may get images with another normalisation than before')
+        if other_keys and before != outer.get('data_preprocessor'):
+            notes.append(f'note: {" and ".join(other_keys)} may get images with another normalisation than before')
     return notes
 
 

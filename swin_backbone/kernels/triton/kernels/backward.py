@@ -82,14 +82,14 @@ def attend_backward(
             delta = tl.load(delta_ptr + at_lse, mask=query < PLACES, other=0.0)
         grad_logits = weights * (grad_weights - delta[:, None])
         grad_bias += grad_logits
-        narrow = grad_logits.to(q.dtype)
-        grad_k = dot(tl.trans(narrow), q, PRECISION, WIDEN) * scale
+        grad_logits_cast = grad_logits.to(q.dtype)
+        grad_k = dot(tl.trans(grad_logits_cast), q, PRECISION, WIDEN) * scale
         tl.store(at_grad_k, grad_k.to(q.dtype), mask=k_mask)
         if NEEDS_PADDING:  # noqa: SIM102
             if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
                 add_padding(grad_padding_ptr + at_padding, grad_k, token_k, num_tokens, dim < HEAD_DIM)
         if PLACES <= K:
-            grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
+            grad_q = dot(grad_logits_cast, k, PRECISION, WIDEN) * scale
             at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
             tl.store(at_grad_q, grad_q.to(q.dtype), mask=q_mask)
     grad_bias_ptr += (tl.cast(program, tl.int64) * heads + head) * (PLACES * PLACES)

@@ -59,12 +59,12 @@ def attend(
                 q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
             )  # fmt: skip
-            now_largest = tl.maximum(largest, tl.max(logits, 1))
-            weights = tl.exp2(logits - now_largest[:, None])
-            shrink = tl.exp2(largest - now_largest)
+            new_largest = tl.maximum(largest, tl.max(logits, 1))
+            weights = tl.exp2(logits - new_largest[:, None])
+            shrink = tl.exp2(largest - new_largest)
             total = total * shrink + tl.sum(weights, 1)
             out = out * shrink[:, None] + dot(weights.to(v.dtype), v, PRECISION, WIDEN)
-            largest = now_largest
+            largest = new_largest
         out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token_q[:, None] * channels + at_head, out, mask=q_mask)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
