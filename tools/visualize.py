@@ -130,11 +130,11 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
     height, width = model_input['data_samples'].ori_shape[:2]
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f'--point takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
-    at = y * picture_HW3.shape[0] // height, x * picture_HW3.shape[1] // width
+    pixel = y * picture_HW3.shape[0] // height, x * picture_HW3.shape[1] // width
     images = predictor.normalise(model_input)
     shifted, plain = (attention_maps(predictor.model, images, shift=shift) for shift in (True, False))
     strides = list_strides(predictor.model)
-    return attention_figure(picture_HW3, shifted, plain, at, strides, args.stage, args.block, args.head)
+    return attention_figure(picture_HW3, shifted, plain, pixel, strides, args.stage, args.block, args.head)
 
 
 def draw_features(args: argparse.Namespace) -> 'Figure':

@@ -105,11 +105,11 @@ def count_left_out(
     for index in random.Random(0).sample(range(len(dataset)), len(dataset)):
         item = dataset.get_data_info(index)
         instances = item.get('instances', ())
-        described = (item.get('img_path'), (item.get('height'), item.get('width')), len(instances))
-        name, size, num_stated = pictures.pop(item.get('img_id'), described)
+        default = (item.get('img_path'), (item.get('height'), item.get('width')), len(instances))
+        name, size, num_stated = pictures.pop(item.get('img_id'), default)
         if num_stated > len(instances):
-            lost = num_stated - len(instances)
-            left_out.add(f'objects that {type(dataset).__name__} does not load', f'{lost} of {name}', lost)
+            num_lost = num_stated - len(instances)
+            left_out.add(f'objects that {type(dataset).__name__} does not load', f'{num_lost} of {name}', num_lost)
         flags = np.array([instance.get('ignore_flag', 0) for instance in instances], bool)
         if flags.any():
             left_out.add(CROWD, f'{flags.sum()} of {name}', int(flags.sum()))
@@ -123,14 +123,14 @@ def count_left_out(
                         continue
                     flags[row] = True
                     by_loading.add(f'{kind}, {reason}', f'number {row} of {name}')
-            for reason, lost in _run_filters(filtering, item, size) if num_looked <= MAX_PASSES else ():
-                by_filters.add(reason, f'{lost} of {name}', lost)
-                num_filtered += lost
+            for reason, num_lost in _run_filters(filtering, item, size) if num_looked <= MAX_PASSES else ():
+                by_filters.add(reason, f'{num_lost} of {name}', num_lost)
+                num_filtered += num_lost
         num_objects += num_stated
         num_left += len(instances) - int(flags.sum())
     left_out.update(by_loading, f'in {num_looked:,} random pictures' if num_looked < len(dataset) else '')
-    passed = min(num_looked, MAX_PASSES)
-    left_out.update(by_filters, f'in {passed} random pictures' if passed < len(dataset) else '')
+    num_passed = min(num_looked, MAX_PASSES)
+    left_out.update(by_filters, f'in {num_passed} random pictures' if num_passed < len(dataset) else '')
     settings = {'filter_cfg': dataset.filter_cfg, 'indices': dataset._indices}
     cause = ' and '.join(f'{name}={value}' for name, value in settings.items() if value) or type(dataset).__name__
     for name, (height, width), objects in pictures.values():
@@ -153,22 +153,22 @@ def _find_ignored(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
     return flags
 
 
-def _run_filters(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
+def _run_filters(transforms: Sequence[Any], item: Any, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
     """Yield what each filter of objects leaves out of a picture, in a pass with blank pixels."""
-    passed: Any = copy.deepcopy(item)
+    item = copy.deepcopy(item)
     with preserve_rng_state(), suppress(Exception):  # a wrong picture is an error, named elsewhere
         for step in transforms:
             if loads_picture(step):
-                passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
+                item.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
                 continue
-            before = _count_seen(passed)
-            passed = step.transform(passed)
-            lost = before - (_count_seen(passed) if passed else 0)
-            if hasattr(step, 'min_gt_bbox_wh') and lost:
+            num_before = _count_seen(item)
+            item = step.transform(item)
+            num_lost = num_before - (_count_seen(item) if item else 0)
+            if hasattr(step, 'min_gt_bbox_wh') and num_lost:
                 settings = ', '.join(f'{name}={value}' for name, value in vars(step).items() if name in FILTERS)
                 reason = 'leaves out, in a random pass of the pipeline'
-                yield f'objects that {type(step).__name__}({settings}) {reason}', lost
-            if passed is None:
+                yield f'objects that {type(step).__name__}({settings}) {reason}', num_lost
+            if item is None:
                 return
 
 

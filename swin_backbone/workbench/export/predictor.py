@@ -112,8 +112,8 @@ class ExportedPredictor(Predictor):
     def fingerprint(self) -> str:
         """See `Predictor.fingerprint`."""
         names = ('sha256', 'precision', 'preprocessing', 'classes')
-        described = json.dumps([self.model.manifest[name] for name in names], sort_keys=True)
-        return hashlib.sha256(described.encode()).hexdigest()
+        description = json.dumps([self.model.manifest[name] for name in names], sort_keys=True)
+        return hashlib.sha256(description.encode()).hexdigest()
 
 
 class ExportedModel(BaseModel):

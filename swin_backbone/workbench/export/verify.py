@@ -227,21 +227,21 @@ def _match_objects(
     is_free = np.ones(len(other['scores']), bool)
     matches = []
     for index in np.flatnonzero((result['scores'] >= min_score) & has_area):
-        same = np.flatnonzero(is_free & (other['labels'] == result['labels'][index]))
-        if not len(same):
+        candidates = np.flatnonzero(is_free & (other['labels'] == result['labels'][index]))
+        if not len(candidates):
             matches.append((0.0, 0.0, 1.0, False))  # 1: no two scores differ by more
             continue
-        (ious,) = bbox_overlaps(result['boxes'][index : index + 1], other['boxes'][same])
-        shifts = np.abs(result['boxes'][index] - other['boxes'][same]).max(1)
+        (ious,) = bbox_overlaps(result['boxes'][index : index + 1], other['boxes'][candidates])
+        shifts = np.abs(result['boxes'][index] - other['boxes'][candidates]).max(1)
         ious = np.where(shifts <= SAME_CORNERS, 1.0, ious)  # the IoU of a box of few pixels falls with rounding
-        errors = np.abs(other['scores'][same] - result['scores'][index])
+        errors = np.abs(other['scores'][candidates] - result['scores'][index])
         best = np.lexsort((errors, -np.round(ious, 3)))[0]
         iou, error = float(ious[best]), float(errors[best])
         mask_iou = 1.0
         if 'masks' in result:
-            mask_iou = _compute_mask_iou(result['masks'][index], other['masks'][same[best]])
+            mask_iou = _compute_mask_iou(result['masks'][index], other['masks'][candidates[best]])
         matched = iou >= tolerance.iou and mask_iou >= tolerance.mask_iou and error <= tolerance.score
-        is_free[same[best]] = not matched
+        is_free[candidates[best]] = not matched
         matches.append((iou, mask_iou, error, matched))
     return matches
 

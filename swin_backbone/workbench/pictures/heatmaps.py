@@ -29,7 +29,7 @@ def attention_figure(
     picture_HW3: NDArray[Any],
     shifted: Sequence[AttentionMap],
     plain: Sequence[AttentionMap],
-    at: tuple[int, int],
+    pixel: tuple[int, int],
     strides: Sequence[int],
     stage: int = 1,
     block: int = 1,
@@ -41,7 +41,7 @@ def attention_figure(
         picture_HW3: see above.
         shifted: result of `attention_maps`.
         plain: result with shift=False.
-        at: pixel of the token, (row, column).
+        pixel: a pixel of the token, (row, column).
         strides: strides of the backbone's stages, see `list_strides`.
         stage, block, head: numbers, from 1.
 
@@ -57,7 +57,7 @@ def attention_figure(
             raise ValueError(f'{name} must be from 1 to {most}, got {number}')
     height, width = picture_HW3.shape[:2]
     stride = strides[stage - 1]
-    y, x = at[0] // stride, at[1] // stride
+    y, x = pixel[0] // stride, pixel[1] // stride
     attention_hHW = blocks[block - 1].of_token(y, x)
     counts = sorted({round(count) for count in np.linspace(1, len(blocks), min(LARGEST_ROW, len(blocks)))})
     columns = max(4, len(counts))
@@ -76,7 +76,7 @@ def attention_figure(
         axis.set_axis_off()
     kind = 'shifted windows' if any(blocks[block - 1].shift) else 'windows without shift'
     figure.suptitle(
-        f'Stage {stage}: where the token of the pixel in row {at[0]}, column {at[1]} looks\n'
+        f'Stage {stage}: where the token of the pixel in row {pixel[0]}, column {pixel[1]} looks\n'
         f'above: attention of block {block} ({kind}); below: what it has seen of the stage\'s input, outlined',
         fontsize=11,
         wrap=True,

@@ -100,7 +100,7 @@ class Predictor:
             loading_step = file_steps[-1] if file_steps and file_steps[-1]['type'] == LOADER else dict(type=LOADER)
             self.pipeline = Compose([loading_step, *pixel_steps])
             self.loading_step: LoadPicture = self.pipeline.transforms[0]
-            self._described = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
+            self._description = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
 
     @contextmanager
     def in_scope(self) -> Iterator[None]:
@@ -216,7 +216,7 @@ class Predictor:
     @property
     def fingerprint(self) -> str:
         """Return a digest of weights, config of the model, and test pipeline."""
-        digest = hashlib.sha256(self._described.encode())
+        digest = hashlib.sha256(self._description.encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

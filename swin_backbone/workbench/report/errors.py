@@ -59,8 +59,8 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
         is_crowd = objects.is_crowd[inside]
         is_on_crowd[rows] = (iou[:, is_crowd] >= BACKGROUND_IOU).any(1)
         iou, inside = iou[:, ~is_crowd], inside[~is_crowd]
-        near = np.nonzero(iou >= BACKGROUND_IOU)
-        pairs.append(np.array([rows[near[0]], inside[near[1]], iou[near]]))
+        near_pairs = np.nonzero(iou >= BACKGROUND_IOU)
+        pairs.append(np.array([rows[near_pairs[0]], inside[near_pairs[1]], iou[near_pairs]]))
         is_class = predictions.label[rows, None] == objects.label[inside]
         kind[rows], nearest = _find_kinds(iou, is_class, is_found[inside], is_right[rows])
         target[rows] = np.append(inside, -1)[nearest]
@@ -106,7 +106,7 @@ def find_costs(evaluation: Evaluation, errors: Errors) -> dict[str, float]:
     is_right = predictions.match >= 0
     is_open = np.append(~evaluation.is_found, False)[errors.target]
     costs = {}
-    before = mean_ap(predictions.label, predictions.score, is_right, totals)
+    base_ap = mean_ap(predictions.label, predictions.score, is_right, totals)
     for kind in range(1, len(KINDS)):
         fixed = np.zeros(len(predictions.score), bool)
         if kind in (CLASS, PLACE):
@@ -115,9 +115,9 @@ def find_costs(evaluation: Evaluation, errors: Errors) -> dict[str, float]:
             fixed[rows[np.unique(errors.target[rows], return_index=True)[1]]] = True
         kept = (errors.kind != kind) | fixed
         label = np.where(fixed, np.append(objects.label, -1)[errors.target], predictions.label)
-        costs[KINDS[kind]] = mean_ap(label[kept], predictions.score[kept], (is_right | fixed)[kept], totals) - before
+        costs[KINDS[kind]] = mean_ap(label[kept], predictions.score[kept], (is_right | fixed)[kept], totals) - base_ap
     missed = np.bincount(objects.label[errors.is_missed], minlength=len(totals))
-    return costs | dict(missed=mean_ap(predictions.label, predictions.score, is_right, totals, missed) - before)
+    return costs | dict(missed=mean_ap(predictions.label, predictions.score, is_right, totals, missed) - base_ap)
 
 
 def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out: Union[int, Array] = 0) -> float:

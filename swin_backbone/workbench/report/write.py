@@ -135,7 +135,7 @@ def read_reports(runs: Iterable[AnyPath], task: str) -> dict[str, dict[str, Any]
         if path is None:
             raise ValueError(f'--compare takes a folder with {REPORT_JSON} or report/{REPORT_JSON}, got {str(run)!r}')
         report = reports[str(run)] = load_json(path)
-        found = report.get('task') if isinstance(report, dict) else None
-        if found != task:
-            raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {found}')
+        task_of_report = report.get('task') if isinstance(report, dict) else None
+        if task_of_report != task:
+            raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {task_of_report}')
     return reports

@@ -52,8 +52,8 @@ def compare_class_names(saved: Sequence[str], classes: Sequence[str], checkpoint
             f'checkpoint {checkpoint!r} has the classes of the data in another order, so that each would be taken for '
             f'another: its classes are {lists}. Give the classes of the data the order of the checkpoint'
         )
-    other = next(pair for pair in zip(saved, classes) if pair[0] != pair[1])
-    return f'checkpoint {checkpoint!r} has other classes, as {other[0]} in place of {other[1]}: its classes are {lists}'
+    saved_name, name = next(pair for pair in zip(saved, classes) if pair[0] != pair[1])
+    return f'checkpoint {checkpoint!r} has other classes, as {saved_name} in place of {name}: its classes are {lists}'
 
 
 def adapt_checkpoint(

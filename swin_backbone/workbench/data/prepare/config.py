@@ -201,8 +201,8 @@ def set_num_classes(model: Any, num_classes: int) -> None:
                 part.update(out_channels=num_classes)
                 part.pop('threshold', None)
         if isinstance(part.get('class_weight'), (list, tuple)):
-            around = [outer for outer in old_numbers if f'{key}.'.startswith(f'{outer}.')]
-            old_number = old_numbers[max(around, key=len)] if around else None
+            outer_keys = [outer for outer in old_numbers if f'{key}.'.startswith(f'{outer}.')]
+            old_number = old_numbers[max(outer_keys, key=len)] if outer_keys else None
             may_have_background = 'loss_decode' not in key
             weights = list(part['class_weight'])
             part['class_weight'] = _fit_class_weights(weights, old_number, num_classes, may_have_background)

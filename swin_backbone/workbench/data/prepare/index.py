@@ -152,9 +152,9 @@ def _write_objects(
         raise DataError(f'none of the {len(images)} pictures for training has an object')
     path = index_folder / f'{split}.json'
     path.write_text(json.dumps(content), encoding='utf-8')
-    checked = scan_annotation_file(path, 'COCO', folder.with_masks, content=content)
-    most_objects = max((num_objects for _, _, num_objects in checked.pictures.values()), default=0)
-    indexed = IndexedSplit(str(path), len(images), dict(checked.objects), most_objects, bool(checked.num_rles))
+    scan = scan_annotation_file(path, 'COCO', folder.with_masks, content=content)
+    most_objects = max((num_objects for _, _, num_objects in scan.pictures.values()), default=0)
+    indexed = IndexedSplit(str(path), len(images), dict(scan.objects), most_objects, bool(scan.num_rles))
     pictures = f'{len(images)} pictures in {list_folders([*annotated])}'
     return indexed, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 

@@ -68,8 +68,8 @@ class SignalHook(Hook):
         self.last_agreement_iter = runner.iter
         self.next_agreement_iter = 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
-            taken = [signum for signum in ACTIONS if signal.getsignal(signum) is not signal.SIG_IGN]
-            self.earlier_handlers = tuple((signum, signal.signal(signum, self._receive)) for signum in taken)
+            signums = [signum for signum in ACTIONS if signal.getsignal(signum) is not signal.SIG_IGN]
+            self.earlier_handlers = tuple((signum, signal.signal(signum, self._receive)) for signum in signums)
 
     def after_train(self, runner: Runner) -> None:
         self.close()

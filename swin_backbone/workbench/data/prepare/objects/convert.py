@@ -60,13 +60,13 @@ def convert_objects(
             left_out.add(UNREADABLE, str(error))
             continue
         size, boxes = (size, []) if file is None else read(file, size, left_out)
-        whole = [box for box in boxes if 0 not in box.bbox[2:]]
-        if len(whole) < len(boxes):
-            left_out.add(NO_AREA, str(file), len(boxes) - len(whole))
-        for box in whole:
+        kept = [box for box in boxes if 0 not in box.bbox[2:]]
+        if len(kept) < len(boxes):
+            left_out.add(NO_AREA, str(file), len(boxes) - len(kept))
+        for box in kept:
             owners.setdefault(box.class_name, str(file))
         fields = dict(file_name=picture.as_posix(), height=size[0], width=size[1])
-        objects = [_to_coco(box, size, f'{file}, object {place}') for place, box in enumerate(whole, 1)]
+        objects = [_to_coco(box, size, f'{file}, object {place}') for place, box in enumerate(kept, 1)]
         pictures[picture] = [AnnotatedImage(fields, objects)]
     names = list(name_classes({*owners}))
     reasons = left_out.sentences()

@@ -48,14 +48,14 @@ def read(folder: DataFolder) -> Records:
         images = file.relative_to(folder.ann_root).parent / 'images'  # where archives of exports have the pictures
         for image in root.iterfind('image'):
             stated, subset = image.get('name', ''), image.get('subset', '')
-            found = PictureAnnotations(f'{file}: image {image.get("id")} ({stated!r})', image)
+            entry = PictureAnnotations(f'{file}: image {image.get("id")} ({stated!r})', image)
             candidates = (f'{images}/{subset}/{stated}', f'{images}/{stated}')
             picture = next(filter(None, (match_name(candidate, tails) for candidate in candidates)), None)
             if picture is None:
-                raise DataError(f'{found}: below {folder.root} is no picture of this name, or several')
+                raise DataError(f'{entry}: below {folder.root} is no picture of this name, or several')
             if other := annotations.get(picture):
-                raise DataError(f'{other} and {found} are of the same picture {picture}')
-            annotations[picture] = found
+                raise DataError(f'{other} and {entry} are of the same picture {picture}')
+            annotations[picture] = entry
             if split := find_split(Path(subset)):
                 lists.setdefault(split, []).append(picture)
     numbered, source = folder.read_class_names()

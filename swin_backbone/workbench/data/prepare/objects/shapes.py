@@ -39,8 +39,8 @@ def make_box(class_name: str, points: ArrayLike, size: tuple[int, int], is_recta
     points_N2: NDArray[Any] = np.asarray(points, float)
     if points_N2.ndim != 2 or points_N2.shape[1] != 2 or len(points_N2) < 3 or not np.isfinite(points_N2).all():
         raise ValueError(f'points must be finite, (N, 2), got {points_N2.shape}')
-    outline, around = cut_outline(points_N2, size)
-    low, high = (around.min(0), around.max(0)) if len(around) else np.zeros((2, 2))
+    outline, bounds = cut_outline(points_N2, size)
+    low, high = (bounds.min(0), bounds.max(0)) if len(bounds) else np.zeros((2, 2))
     x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
     mask = [outline.ravel().round(3).tolist()] if len(outline) > 2 else []
     return Box(class_name, (x, y, w, h), mask, is_rectangle)
@@ -96,9 +96,9 @@ def make_bitmap_box(class_name: str, bitmap: NDArray[Any], left: int, top: int, 
     Raises:
         ValueError: if the bitmap reaches out of the picture.
     """
-    whole = np.zeros(size, np.uint8, 'F')
-    whole[top : top + bitmap.shape[0], left : left + bitmap.shape[1]] = bitmap != 0
-    rle = coco_mask.encode(whole)
+    mask = np.zeros(size, np.uint8, 'F')
+    mask[top : top + bitmap.shape[0], left : left + bitmap.shape[1]] = bitmap != 0
+    rle = coco_mask.encode(mask)
     x, y, w, h = coco_mask.toBbox(rle).tolist()
     return Box(class_name, (x, y, w, h), _to_json(rle))
 
@@ -135,8 +135,8 @@ def join_groups(grouped_boxes: Iterable[tuple[Hashable, Box]]) -> list[Box]:
 
 def _join(boxes: Sequence[Box]) -> Box:
     boxes = [box for box in boxes if 0 not in box.bbox[2:]] or boxes[:1]
-    around = np.array([box.bbox for box in boxes])
-    low, high = around[:, :2].min(0), (around[:, :2] + around[:, 2:]).max(0)
+    bboxes = np.array([box.bbox for box in boxes])
+    low, high = bboxes[:, :2].min(0), (bboxes[:, :2] + bboxes[:, 2:]).max(0)
     x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
     rles = [box.mask for box in boxes if isinstance(box.mask, dict)]
     mask: Union[list[list[float]], dict[str, Any]] = [

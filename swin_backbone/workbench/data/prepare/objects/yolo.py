@@ -53,8 +53,8 @@ def read(folder: DataFolder) -> Optional[Records]:
     if not any(is_yolo(lines) or not lines for lines in samples):  # an empty file: a picture without objects
         return None
     folders = {file.parent for file in texts}
-    beside = {file for file in folder.find_by_suffix('.txt') if file.parent in folders}
-    unused = [file for file in sorted(beside - set(texts)) if is_yolo(read_text(file).splitlines())]
+    text_files = {file for file in folder.find_by_suffix('.txt') if file.parent in folders}
+    unused = [file for file in sorted(text_files - set(texts)) if is_yolo(read_text(file).splitlines())]
     names = settings.get('names')
     source = ''
     if names is None:
