@@ -69,27 +69,27 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
     if not name:
         raise CheckpointError('the address names no file')
     folder = Path(torch.hub.get_dir(), 'checkpoints')
-    target = folder / f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}'
-    by_name = folder / PurePosixPath(urlsplit(url).path).name  # of torch.hub, or put there by hand
-    is_new = not target.is_file()
+    cache_file = folder / f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}'
+    hub_file = folder / PurePosixPath(urlsplit(url).path).name  # of torch.hub, or put there by hand
+    is_new = not cache_file.is_file()
     if is_new:
-        owner = _find_owner(by_name, url)
+        owner = _find_owner(hub_file, url)
         if owner == url.partition('?')[0]:
-            _logger.info(f'{by_name} serves for {url}')
-            with name_in_errors(by_name):
-                return read(by_name)
-        destination = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
+            _logger.info(f'{hub_file} serves for {url}')
+            with name_in_errors(hub_file):
+                return read(hub_file)
+        destination = f'{cache_file}, because {hub_file} serves for {owner}' if owner else str(hub_file)
         sha256 = _HASH.search(name)
-        _download_once(url, target, sha256[1] if sha256 else '', destination)
+        _download_once(url, cache_file, sha256[1] if sha256 else '', destination)
     try:
-        return read(target)
+        return read(cache_file)
     except RefusedCheckpoint:  # a whole file, kept for --unsafe-load
         raise
     except CheckpointError as error:
-        target.unlink(missing_ok=True)
+        cache_file.unlink(missing_ok=True)
         if is_new:
             raise
-        _logger.info(f'{target}: {error}; it is downloaded again')
+        _logger.info(f'{cache_file}: {error}; it is downloaded again')
         return _fetch_from_server(url, read)
 
 
@@ -112,7 +112,7 @@ def _find_owner(file: Path, url: str) -> Optional[str]:
         return address
 
 
-def _download_once(url: str, target: Path, sha256: str, destination: str) -> None:
+def _download_once(url: str, cache_file: Path, sha256: str, destination: str) -> None:
     """Download a file that is not there yet, or raise CheckpointError. The processes of a machine wait for the first.
 
     Args:
@@ -120,23 +120,23 @@ def _download_once(url: str, target: Path, sha256: str, destination: str) -> Non
         destination: where a user can put the file, for an error.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f'{target}.lock'):
-            if not target.is_file():
-                _download(url, target, sha256, destination)
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f'{cache_file}.lock'):
+            if not cache_file.is_file():
+                _download(url, cache_file, sha256, destination)
     except OSError as error:
         raise CheckpointError(
-            f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
+            f'it cannot be kept in {cache_file.parent} ({error.strerror}); the environment variable TORCH_HOME names '
             'another'
         ) from error
 
 
-def _download(url: str, target: Path, sha256: str, destination: str) -> None:
-    for leftover in target.parent.glob(f'{PARTIAL}*-{target.name}'):  # of a killed process: the lock is ours
+def _download(url: str, cache_file: Path, sha256: str, destination: str) -> None:
+    for leftover in cache_file.parent.glob(f'{PARTIAL}*-{cache_file.name}'):  # of a killed process: the lock is ours
         leftover.unlink()
-    _logger.info(f'Downloading {url} to {target}')
+    _logger.info(f'Downloading {url} to {cache_file}')
     try:
-        write_whole_by(target, partial(_receive, url, sha256))
+        write_whole_by(cache_file, partial(_receive, url, sha256))
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
             raise

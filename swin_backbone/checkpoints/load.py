@@ -365,12 +365,12 @@ def _fit_backbone(
     return fitted
 
 
-def _compare_maps(assumed: Size, target: Size, report: LoadReport) -> None:
+def _compare_maps(assumed: Size, current: Size, report: LoadReport) -> None:
     """Warn that the patches of a position embedding are a guess: a square, or the rectangle of the backbone."""
-    if assumed != target or target[0] != target[1]:
-        if assumed == target:
+    if assumed != current or current[0] != current[1]:
+        if assumed == current:
             report.guesses.append('absolute_pos_embed')
-        kind = 'rectangle' if assumed == target else 'square'
+        kind = 'rectangle' if assumed == current else 'square'
         report.warnings.append(
             f'absolute_pos_embed counts as the {format_size(assumed)} patches of a {kind}, because the file does not '
             'name the size. Patches of a rectangle load with the pretrain_img_size of the training'

@@ -24,9 +24,9 @@ _original_methods: dict[Any, dict[str, Any]] = {}  # {class: {name: method}}
 
 
 def remember_methods(classes: Iterable[Any]) -> None:
-    """Record the methods of classes that a call may run, for `is_patched`.
+    """Remember the methods of classes that a call may run, for `is_patched`.
 
-    Of a class outside this package, only `forward` is recorded. `is_patched` compares `_call_impl` itself.
+    Of a class outside this package, only `forward` is remembered. `is_patched` compares `_call_impl` itself.
     """
     for cls in classes:
         if cls not in _original_methods:

@@ -45,7 +45,7 @@ def put_in_place() -> None:
 
 
 def find_provider() -> str:
-    """Return the origin of the operators of `mmcv.ops`, in one line."""
+    """Return what computes the operators of `mmcv.ops`, in one line."""
     module = sys.modules.get(NAME)
     if module is None:
         return (
