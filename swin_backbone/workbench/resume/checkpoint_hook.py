@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
@@ -18,7 +19,8 @@ from ..data.datasets import iter_base_datasets
 from .exact_resume import collect_position
 from .loops import ResumableLoop
 
-LEFTOVER_CHECKPOINT = re.compile(rf'{LEFTOVER.pattern}(best_.*)?(epoch|iter)_\d+(_iter_\d+)?\.pth')
+CHECKPOINT = re.compile(r'(best_.*)?(epoch|iter)_\d+(_iter_\d+)?\.pth')
+LEFTOVER_CHECKPOINT = re.compile(LEFTOVER.pattern + CHECKPOINT.pattern)
 
 
 class _FileNames(str):
@@ -70,6 +72,13 @@ class WholeCheckpointHook(CheckpointHook):
         info = runner.message_hub.runtime_info
         for key in [key for key in info if key.startswith('best_ckpt')]:  # the folder may have moved
             info[key] = os.path.join(self.find_folder(runner), re.split(r'[/\\]', info[key])[-1])
+        folder = Path(self.find_folder(runner))
+        earlier = sorted(path.name for path in folder.glob('*.pth') if CHECKPOINT.fullmatch(path.name))
+        if earlier and not runner.iter and is_main_process():
+            runner.logger.warning(
+                f'{folder} has checkpoints of an earlier training, as {earlier[-1]}. This training begins anew and '
+                'replaces those of equal names; --resume continues the earlier one.'
+            )
         super().before_train(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:

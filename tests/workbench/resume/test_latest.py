@@ -120,3 +120,12 @@ def test_a_resume_without_checkpoints_is_logged(tmp_path):
     assert (
         f'There is no checkpoint in {tmp_path}/work to resume: training starts from the beginning.' in log.read_text()
     )
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_a_training_that_begins_anew_says_what_it_replaces(tmp_path, resume):
+    log = tmp_path / 'log'
+    assert run(config(tmp_path, epochs=1)) == 0
+    assert run(config(tmp_path, epochs=2, resume=resume), log=log) == 0
+    line = f'{tmp_path} has checkpoints of an earlier training, as epoch_1.pth. This training begins anew'
+    assert (line in log.read_text()) != resume
