@@ -14,7 +14,7 @@ from ..positions import log_spaced_coordinates
 from ..whole_files import write_whole, write_whole_by
 from .damage import check_numbers, check_shapes, list_missing
 from .errors import CheckpointError, name_in_errors
-from .formats import SWIN_V1, SWIN_V2, WRITTEN, Format, convert_to_format
+from .formats import SWIN_V1, SWIN_V2, WRITABLE_FORMATS, Format, convert_to_format
 from .heads import LEFT_OUT, find_head_format, rename_heads
 from .hugging_face import CONFIG, WEIGHTS_FILE, is_folder_target, make_config_json
 from .lora import has_adapters, merge_adapters
@@ -23,7 +23,7 @@ from .recognise import SwinWeights, extract_swin, find_tensors
 from .report import COMPUTED, OUTSIDE, UNKNOWN
 from .resize import make_index_table
 
-FORMATS = (*(name for family, name in WRITTEN if family == SWIN_V1), 'mmseg')  # values of `to`
+FORMATS = (*(name for family, name in WRITABLE_FORMATS if family == SWIN_V1), 'mmseg')  # values of `to`
 MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
 
 
@@ -84,10 +84,10 @@ def convert_checkpoint(
             tensors = merge_adapters(tensors)
         weights = extract_swin(tensors)
         family, name = weights.format.family, 'mmdet' if to == 'mmseg' else to
-        if (family, name) not in WRITTEN:
-            names = ', '.join(key[1] for key in WRITTEN if key[0] == family)
+        if (family, name) not in WRITABLE_FORMATS:
+            names = ', '.join(key[1] for key in WRITABLE_FORMATS if key[0] == family)
             raise CheckpointError(f'it holds a {family}, which {name} has not: it can be written as {names}')
-        format = WRITTEN[family, name]
+        format = WRITABLE_FORMATS[family, name]
         neck_and_heads: dict[str, Tensor] = {}
         num_used = 0
         if to in MASK2FORMER_HEADS:

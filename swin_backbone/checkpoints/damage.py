@@ -15,7 +15,7 @@ from .errors import CheckpointError, name_in_errors
 from .formats import SWIN_V2
 from .shapes import BLOCK_PATTERN, FIRST_LINEAR, PROJECTION, find_sizes
 
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATING_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
 
@@ -87,7 +87,7 @@ def check_tables(weights: Mapping[str, Tensor], window_sizes: Mapping[str, Size]
 def check_floating(weights: Mapping[str, Tensor]) -> None:
     """Refuse weights of a quantised dtype, whose scale torch would lose. A counter, as of batch norm, has no axis."""
     for key, value in weights.items():
-        if value.dtype not in FLOATING and value.dim():
+        if value.dtype not in FLOATING_DTYPES and value.dim():
             raise CheckpointError(
                 f'{key} is stored as {value.dtype}, as of a quantised model, whose scales are elsewhere: save the '
                 'model in float32, float16 or bfloat16'

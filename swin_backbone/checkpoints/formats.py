@@ -224,7 +224,7 @@ ALL_FORMATS = (
     *(OFFICIAL_MLP, OWN_MLP),
 )
 # Formats to write, by family and name. mmpretrain's is missing, because mmpretrain reads mmdet's.
-WRITTEN = {(format.family, format.name): format for format in ALL_FORMATS if format.name != 'mmpretrain'}
+WRITABLE_FORMATS = {(format.family, format.name): format for format in ALL_FORMATS if format.name != 'mmpretrain'}
 
 _QKV = ('query', 'key', 'value')
 

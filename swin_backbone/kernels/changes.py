@@ -108,7 +108,7 @@ def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Modu
 MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)  # that `nn.Module.__init__` sets
 HOOKS = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
 DICTS = '_parameters', '_buffers', '_modules', *HOOKS  # attributes of a module that change in place
-IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
+IMMUTABLE_TYPES = int, float, str, tuple, type(None), torch.dtype, torch.device
 MAX_READINGS = 64  # of a module
 
 # For each module: its state, and the results of `read_once` by shape of the map and dtype of autocast
@@ -179,7 +179,7 @@ def _has_complete_state(layer: nn.Module) -> bool:
     if find_package(type(layer)) not in PACKAGES:
         return False
     attributes = [item for module in layer.modules() for item in vars(module).items()]
-    return all(name in MODULE_ATTRIBUTES or isinstance(value, IMMUTABLE) for name, value in attributes)
+    return all(name in MODULE_ATTRIBUTES or isinstance(value, IMMUTABLE_TYPES) for name, value in attributes)
 
 
 def forget_readings(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..native.availability import find_reason_against_dtype
 from ..native.interface import MakeWeights, Weights
 from ..native.library import DTYPES, GEMM_DTYPES, ConvolutionStruct, get_libswin
-from ..native.memory import Cache, empty, is_readable, is_within, make_once, require_address
+from ..native.memory import Cache, empty, is_readable, make_once, require_address, takes_sizes
 from ..native.plans import run_computation
 from . import FLOATS, takes_tensor
 
@@ -42,7 +42,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         and _takes_dtype(_find_dtype(*tensors))
         and all(map(is_readable, tensors))
         and count_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
-        and is_within('convolution', max(TILES), len(x_BCHW), *x_BCHW.shape[2:], C, N)
+        and takes_sizes('convolution', max(TILES), len(x_BCHW), *x_BCHW.shape[2:], C, N)
     )
 
 

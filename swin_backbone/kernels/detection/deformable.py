@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..native.interface import MakeWeights, Weights
 from ..native.library import DeformableStruct, get_libswin
-from ..native.memory import empty, is_within, require_address
+from ..native.memory import empty, require_address, takes_sizes
 from ..native.plans import run_computation
 
 
@@ -40,7 +40,7 @@ def takes_attention(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queri
     """Return whether the library takes the sizes of a layer. Torch raises errors for wrong sizes."""
     B, S, C = values_BSC.shape
     sizes = B, num_queries, S, heads, C // heads, len(shapes_L2), num_points
-    return is_within('deformable', *sizes) and int(shapes_L2.prod(1).sum()) == S
+    return takes_sizes('deformable', *sizes) and int(shapes_L2.prod(1).sum()) == S
 
 
 class _Deformable(NamedTuple):

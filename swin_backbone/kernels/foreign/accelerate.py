@@ -23,7 +23,7 @@ from .foreign_layers import (
     BASE_CLASS_ATTRIBUTE,
     RECORD_ATTRIBUTE,
     LayerRecord,
-    find_candidate_layer,
+    find_record,
     run_norm,
     try_native,
 )
@@ -62,7 +62,7 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
     modules: dict[str, Any] = {name: module for name, module in model.named_modules() if id(module) not in ours}
     if not any(hasattr(module, name) for module in modules.values() for name in BIAS_PARAMETERS):
         return []  # there is no Swin of another package
-    records = {name: record for name, module in modules.items() if (record := find_candidate_layer(module)) is not None}
+    records = {name: record for name, module in modules.items() if (record := find_record(module)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, record in records.items():
         if record.origin is not None:

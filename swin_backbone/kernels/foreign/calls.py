@@ -14,14 +14,14 @@ from ...compat import constant_when_compiled
 from ...replace import Unsupported
 
 CallArgs = dict[str, Any]  # arguments of a call, by name
-OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
+OPTIONAL_ARGUMENTS = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 
 
 def list_argument_names(module: Any) -> list[str]:
-    """Return the names of the arguments of `forward`, except those of OPTIONAL. A scripted module has none."""
+    """Return the names of the arguments of `forward`, without OPTIONAL_ARGUMENTS. A scripted module has none."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    return [name for name in _find_parameters(type(module).forward)[0] if name not in OPTIONAL]
+    return [name for name in _find_parameters(type(module).forward)[0] if name not in OPTIONAL_ARGUMENTS]
 
 
 def list_modules(layer: nn.Module) -> dict[str, Any]:

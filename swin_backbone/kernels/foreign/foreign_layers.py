@@ -49,7 +49,7 @@ class LayerRecord(NamedTuple):
     stages: Stages = SWIN_T_STAGES  # of the Swin around the layer
 
 
-def find_candidate_layer(module: Any) -> Optional[LayerRecord]:
+def find_record(module: Any) -> Optional[LayerRecord]:
     """Return how the library computes a module that may be a layer of a Swin; None for other modules.
 
     Every LayerNorm and every module with a convolution `projection` is a candidate, until `accelerate` finds a Swin

@@ -22,7 +22,7 @@ from .calls import CallArgs, list_argument_names, list_modules
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 BLOCK, POSITION_INDEX = 'stages.0.blocks.0.', f'{ATTENTION_PREFIX}relative_position_index'  # our names
-REQUIRED = {POSITION_INDEX, *(f'{name}.weight' for name in (*LINEARS[1:], *NORMS[:2]))}
+REQUIRED_NAMES = {POSITION_INDEX, *(f'{name}.weight' for name in (*LINEARS[1:], *NORMS[:2]))}
 
 
 class Origin(NamedTuple):
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
     name: str
     format: Format  # of checkpoints: the names of weights
     block_prefix: str  # of the names of a block's tensors in the format
-    arguments: str  # of `forward`, without OPTIONAL
+    arguments: str  # of `forward`, without OPTIONAL_ARGUMENTS
     read_windows: Callable[[Any, CallArgs, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
     drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
     pads_first: bool = True  # see `BlockSettings`
@@ -128,7 +128,7 @@ def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
         has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
         if list_argument_names(block) == origin.arguments.split() and has_drop_paths:
             names = _find_names(block, origin)
-            if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.SWIN_V1):
+            if REQUIRED_NAMES <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.SWIN_V1):
                 return origin, names
     return None
 

@@ -36,7 +36,7 @@ from .library import (
 from .memory import (
     LINE,
     Cache,
-    Packed,
+    PackedWeights,
     empty,
     empty_aligned,
     make_once,
@@ -156,7 +156,7 @@ class BlockComputation(NamedTuple):
         prepared.memory = packed.tensors
         return prepared
 
-    def pack(self, C: int, weights: Sequence[Any]) -> Packed:
+    def pack(self, C: int, weights: Sequence[Any]) -> PackedWeights:
         """Return `BlockWeights` in the library's order."""
         w, h, gemm_dtype = BlockWeights(*weights), self.settings.heads, GEMM_DTYPES[self.dtype]
         for name, tensor, shape in zip(w._fields, w, self.list_shapes(C)):
@@ -167,7 +167,7 @@ class BlockComputation(NamedTuple):
         ]
         addresses: list[Any] = [require_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels]
         addresses += [require_address('vector', tensor) for tensor in vectors]
-        return Packed([*panels, *vectors], name_fields(addresses))
+        return PackedWeights([*panels, *vectors], name_fields(addresses))
 
     def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
@@ -355,7 +355,7 @@ class ProjectionComputation(NamedTuple):
         projection.memory = packed.tensors
         return PreparedProjection(source, projection, (B, -(-H // down), -(-W // across), N))
 
-    def pack(self, C: int, weights: Sequence[Any]) -> Packed:
+    def pack(self, C: int, weights: Sequence[Any]) -> PackedWeights:
         """Return weight, bias and norm in the library's order."""
         weight, bias, *norm = weights
         for name, tensor, shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(len(weight), C, weight.shape[2:])):
@@ -368,7 +368,7 @@ class ProjectionComputation(NamedTuple):
         ]
         addresses = {name: require_address(name, tensor) for name, tensor in zip(PROJECTION_VECTORS, vectors)}
         addresses['weight'] = require_address('packed weight', panels, dtype=panels.dtype)
-        return Packed([panels, *vectors], addresses)
+        return PackedWeights([panels, *vectors], addresses)
 
     def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
         """Return the packed weight, with inputs in the library's order."""

@@ -54,7 +54,7 @@ def require_sizes(function: str, *sizes: Any) -> None:
         raise Unsupported(reason)
 
 
-def is_within(function: str, *sizes: int) -> bool:
+def takes_sizes(function: str, *sizes: int) -> bool:
     """Return whether the library takes the sizes of a call, see `size_limits.find_reason_against_sizes`."""
     return _find_reason_with_threads(function, *sizes) is None
 
@@ -149,7 +149,7 @@ def find_weight_cache(weight: Tensor) -> Cache:
     return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
 
 
-class Packed(NamedTuple):
+class PackedWeights(NamedTuple):
     """Weights in the library's order.
 
     Attributes:

@@ -48,11 +48,11 @@ def make_channels_last(x: Tensor) -> Tensor:
 
 def use_channels_last(module: nn.Module) -> None:
     """Replace the class of a convolution; parameters and hooks stay. Other modules do not change."""
-    subclasses = {nn.Conv2d: Conv3x3 if is_plain(module) else Conv2d, nn.ConvTranspose2d: ConvTranspose2d}
+    subclasses = {nn.Conv2d: Conv3x3 if is_conv_3x3(module) else Conv2d, nn.ConvTranspose2d: ConvTranspose2d}
     module.__class__ = subclasses.get(type(module), type(module))
 
 
-def is_plain(conv: Any) -> bool:
+def is_conv_3x3(conv: Any) -> bool:
     """Return whether a module is an `nn.Conv2d` or `Conv3x3` of `SETTINGS`."""
     return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())
 

@@ -8,16 +8,16 @@ from ...models.pyramid import SwinPyramid
 from ..mmcv_ops import find_provider
 
 # Layers of mmdet and mmseg that were tested with channels_last maps. CenterNet's head calls `view`, and fails on them.
-TESTED = {
+TESTED_LAYERS = {
     *('FPN', 'RPNHead', 'StandardRoIHead', 'CascadeRoIHead', 'Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead'),
     *('ConvFCBBoxHead', 'FCNMaskHead', 'RetinaHead', 'ATSSHead', 'UPerHead', 'FCNHead', 'PPM'),
     *('Mask2FormerHead', 'MaskFormerFusionHead', 'MSDeformAttnPixelDecoder', 'SinePositionalEncoding'),
     *('DeformableDetrTransformerEncoderLayer', 'Mask2FormerTransformerEncoder', 'Mask2FormerTransformerDecoder'),
     'Mask2FormerTransformerDecoderLayer',
 }
-ELEMENTARY = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
+ELEMENTARY_PACKAGES = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
 AROUND_LAYERS = ('detectors', 'segmentors', 'data_preprocessors', 'data_preprocessor', 'losses')
-ONLY_TORCH = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without an operator of mmcv on a CPU
+TORCH_LAYERS = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without an operator of mmcv on a CPU
 
 
 def takes_float32_maps(module: nn.Module) -> bool:
@@ -29,7 +29,7 @@ def takes_float32_maps(module: nn.Module) -> bool:
     if hasattr(module, 'roi_layers'):
         return not type(module).__module__.startswith('swin_backbone')
     cls = type(module)
-    return cls.__module__.startswith('mmcv.ops') and cls.__name__ not in ONLY_TORCH and find_provider() == 'compiled'
+    return cls.__module__.startswith('mmcv.ops') and cls.__name__ not in TORCH_LAYERS and find_provider() == 'compiled'
 
 
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:
@@ -60,5 +60,5 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
 def _is_tested(module: nn.Module) -> bool:
     package, *path = type(module).__module__.split('.')
     if package in ('mmdet', 'mmseg'):
-        return type(module).__name__ in TESTED or not set(path).isdisjoint(AROUND_LAYERS)
-    return package in ELEMENTARY
+        return type(module).__name__ in TESTED_LAYERS or not set(path).isdisjoint(AROUND_LAYERS)
+    return package in ELEMENTARY_PACKAGES

@@ -16,7 +16,7 @@ from ...compat import has_global_hooks
 from ...kernels.changes import is_changed
 from ...kernels.native.memory import Cache, find_cache
 from ...modes import find_tracer
-from .conv3x3 import convolve_3x3, is_plain
+from .conv3x3 import convolve_3x3, is_conv_3x3
 
 
 class UPerHead(OfMMSeg):
@@ -53,7 +53,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     return (
         x.device.type == 'cpu'
         and find_tracer(x) is None
-        and is_plain(conv)
+        and is_conv_3x3(conv)
         and module.order == ('conv', 'norm', 'act')
         and not (has_global_hooks() or is_changed(module) or is_changed(conv))
     )

@@ -78,10 +78,10 @@ def roi_align_backward(
 
 def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
     """Return whether the compiled library, which is there, takes the sizes."""
-    from ...kernels.native.memory import is_within
+    from ...kernels.native.memory import takes_sizes
 
     sizes = *maps.shape, len(rois), *pooling.bins, max(pooling.sampling_ratio, 0)
-    return maps.dim() == 4 and is_within('roi_align', *sizes)
+    return maps.dim() == 4 and takes_sizes('roi_align', *sizes)
 
 
 def _read_pooling(

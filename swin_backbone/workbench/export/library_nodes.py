@@ -20,7 +20,7 @@ from ...kernels.swin.single_layer import plan_single_layer
 from ...kernels.swin.swin_layers import read_norm
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
-from ...openmmlab.layers.conv3x3 import is_plain
+from ...openmmlab.layers.conv3x3 import is_conv_3x3
 from ...replace import Plan
 from .graph import BackboneMaps, ExportError, Graph
 
@@ -110,7 +110,7 @@ def insert_nodes(graph: Graph, precision: str) -> Graph:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             # A runtime computes narrow convolutions as fast.
-            if is_plain(child) and min(child.weight.shape[:2]) >= MIN_CHANNELS and not is_changed(child):
+            if is_conv_3x3(child) and min(child.weight.shape[:2]) >= MIN_CHANNELS and not is_changed(child):
                 setattr(parent, name, ConvolutionNode(child).eval())
     return replace(graph, module=module)
 
