@@ -1,6 +1,7 @@
 """Pictures and videos: find them, and read them frame by frame."""
 
 import os
+import re
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -224,24 +225,35 @@ def decode_picture(encoded: bytes, name: str) -> NDArray[Any]:
 
 
 def describe_dropped_bits(path: Path) -> str:
-    """Return a sentence on bits and bands of a PNG or TIFF that 8-bit colours leave out; '' for none.
+    """Return a sentence on bits and bands of a picture that 8-bit colours leave out; '' for none.
 
     An unreadable file has no note: its loader raises the error.
     """
     with open(path, 'rb') as file:
-        first_bytes = file.read(26)
+        first_bytes = file.read(256)
         if is_tiff(first_bytes):
             file.seek(0)
             with suppress(OSError):
                 return describe_tiff(path.read_bytes(), str(path)) if may_drop_bits(read_tiff_tags(file)) else ''
             return ''
-    if not (first_bytes.startswith(b'\x89PNG') and len(first_bytes) == 26 and first_bytes[24] > 8):
+    if not _has_16_bits(first_bytes):
         return ''
     pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if pixels is None or pixels.dtype != np.uint16:
         return ''
     loss = f'its largest value {pixels.max()} becomes {read_picture(path).max()} of 255'
-    return f'{path} has {first_bytes[24]} bits a channel, {UPPER_8}: {loss}'
+    return f'{path} has 16 bits a channel, {UPPER_8}: {loss}'
+
+
+def _has_16_bits(head: bytes) -> bool:
+    """Return whether the first bytes of a PNG, PNM or JPEG 2000 state more than 8 bits a channel."""
+    if head.startswith(b'\x89PNG'):
+        return len(head) > 24 and head[24] > 8
+    if head.startswith(b'\0\0\0\x0cjP'):
+        header = head.partition(b'ihdr')[2]
+        return len(header) > 10 and header[10] & 127 > 7  # counted from 0, beside the bit of a sign
+    largest = re.match(rb'P[56](?:\s+(?:#.*\s+)*(\d+)){3}\s', head)
+    return largest is not None and int(largest[1]) > 255
 
 
 def convert_to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:

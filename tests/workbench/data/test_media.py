@@ -68,8 +68,8 @@ def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path
 
 @pytest.mark.parametrize(('suffix', 'pixels', 'note'), [
     *((suffix, np.full(shape, 4000, np.uint16), 'its largest value 4000 becomes')
-      for suffix in ('.png', '.tif') for shape in ((4, 5), (4, 5, 3))),
-    *((suffix, np.full((4, 5, 3), 200, np.uint8), '') for suffix in ('.png', '.tif', '.jpg')),
+      for suffix in ('.png', '.tif', '.pnm', '.jp2') for shape in ((40, 50), (40, 50, 3))),
+    *((suffix, np.full((40, 50, 3), 200, np.uint8), '') for suffix in ('.png', '.tif', '.jpg', '.ppm', '.jp2', '.bmp')),
     ('.tif', np.ones((4, 5, 3), np.float32), ''),
 ])  # fmt: skip
 def test_what_is_used_of_16_bits_is_said(suffix, pixels, note, tmp_path, record_fault):
@@ -79,6 +79,14 @@ def test_what_is_used_of_16_bits_is_said(suffix, pixels, note, tmp_path, record_
     assert bool(describe_dropped_bits(path)) == bool(note)
     if note:
         assert describe_dropped_bits(path).endswith(f'{read_picture(path).max()} of 255')
+    record_fault('bad_data')
+
+
+def test_a_pgm_of_12_bits_is_dark(tmp_path, record_fault):
+    path = tmp_path / 'a.pgm'
+    path.write_bytes(b'P5 # by a camera\n2 1\n4095\n' + np.array([4095, 99], '>u2').tobytes())
+    note = 'has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
+    assert describe_dropped_bits(path) == f'{path} {note}'
     record_fault('bad_data')
 
 
