@@ -45,8 +45,8 @@ class LoraSwinBackbone(SwinBackbone):
         self.arguments = arguments
         old = {name: weight.clone() for name, weight in self.state_dict().items() if not weight.is_meta}
         inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
-        self.register_state_dict_post_hook(_to_plain_names)  # type: ignore[no-untyped-call]  # of torch
-        self._register_load_state_dict_pre_hook(_from_plain_names, with_module=True)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(_use_plain_names)  # type: ignore[no-untyped-call]  # of torch
+        self._register_load_state_dict_pre_hook(_use_peft_names, with_module=True)  # type: ignore[no-untyped-call]
         new = self.state_dict()
         if not all(torch.equal(new[name], weight) for name, weight in old.items() if name in new):
             allowed = (
@@ -68,7 +68,7 @@ class LoraSwinBackbone(SwinBackbone):
         for name, layer in [*adapted.named_modules()]:
             if isinstance(layer, (LoraLayer, ModulesToSaveWrapper)):
                 owner, _, child = name.rpartition('.')
-                setattr(adapted.get_submodule(owner), child, _merged_layer(layer))
+                setattr(adapted.get_submodule(owner), child, _merge_layer(layer))
         plain = SwinBackbone(**{**self.arguments, 'init_cfg': None})
         plain.to(next(self.parameters()))
         plain.load_state_dict(adapted.state_dict())
@@ -76,7 +76,7 @@ class LoraSwinBackbone(SwinBackbone):
         return plain
 
 
-def _merged_layer(layer: Any) -> nn.Module:
+def _merge_layer(layer: Any) -> nn.Module:
     """Return a plain layer of equal outputs. `layer` changes."""
     if isinstance(layer, ModulesToSaveWrapper):
         is_off = layer.disable_adapters or not layer.active_adapters
@@ -88,7 +88,7 @@ def _merged_layer(layer: Any) -> nn.Module:
     return layer.base_layer
 
 
-def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
+def _use_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
     """Rename weights, undo merges in place, and store the scales of the adapters in use: a hook of `state_dict`."""
     scales: dict[str, dict[str, float]] = {}
     for name, layer in module.named_modules():
@@ -108,7 +108,7 @@ def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     metadata[SCALES] = scales  # a checkpoint with the scales can be merged
 
 
-def _from_plain_names(
+def _use_peft_names(
     module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any], *_: Any
 ) -> None:
     """Rename weights, undo merges in place, and warn of other scales: a pre-hook of `load_state_dict`."""

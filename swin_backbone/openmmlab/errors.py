@@ -74,7 +74,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, DataError):  # torch puts the traceback of a worker process before the message
         return str(error).rpartition(DATA_ERROR)[2].strip()
     if isinstance(error, COMPLETE_ERRORS):
-        return _to_one_line(str(error))
+        return _join_lines(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'
     location = _find_config_place(error)
@@ -88,14 +88,14 @@ def _format_message(error: BaseException) -> str:
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if WORKER_TRACEBACK in message:  # torch adds the traceback of the worker process
         message = message.strip().rpartition('\n')[2]
-    message = _to_one_line(message)
+    message = _join_lines(message)
     if not message:  # an assert has none
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         message = f'`{linecache.getline(frame.f_code.co_filename, line).strip()}` failed'
     return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
 
 
-def _to_one_line(message: str) -> str:
+def _join_lines(message: str) -> str:
     message = ' '.join(message.split())
     return message if len(message) <= MAX_MESSAGE else f'{message[:MAX_MESSAGE]}...'
 

@@ -26,7 +26,7 @@ FILE_NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, '
 PATH = Path(__file__).with_name(FILE_NAME)
 
 
-def _fields(**of_type: str) -> list[tuple[str, Any]]:
+def _make_fields(**of_type: str) -> list[tuple[str, Any]]:
     types = {'i32': c_int32, 'i64': c_int64, 'f32': c_float, 'p': c_void_p, 'p4': c_void_p * 4, 'i64x4': c_int64 * 4}
     return [(name, types[kind]) for kind, names in of_type.items() for name in names.split()]
 
@@ -36,11 +36,11 @@ class BlockStruct(ctypes.Structure):
 
     memory: Any  # tensors, whose addresses the structure has
     _fields_ = [
-        *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
-        *_fields(i64='window_height window_width shift_height shift_width', i32='padding has_norm3'),
-        *_fields(f32='scale eps1 eps2 eps3', p4='weight bias'),
-        *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
-        *_fields(p='position_bias cosine_scale drop_path'),
+        *_make_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
+        *_make_fields(i64='window_height window_width shift_height shift_width', i32='padding has_norm3'),
+        *_make_fields(f32='scale eps1 eps2 eps3', p4='weight bias'),
+        *_make_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
+        *_make_fields(p='position_bias cosine_scale drop_path'),
     ]
 
 
@@ -48,9 +48,9 @@ class BlockGradientsStruct(ctypes.Structure):
     """`swin_block_gradients`."""
 
     _fields_ = [
-        *_fields(p='x', p4='weight bias'),
-        *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
-        *_fields(p='position_bias cosine_scale'),
+        *_make_fields(p='x', p4='weight bias'),
+        *_make_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
+        *_make_fields(p='position_bias cosine_scale'),
     ]
 
 
@@ -59,52 +59,52 @@ class ProjectionStruct(ctypes.Structure):
 
     memory: Any  # as in `BlockStruct`
     _fields_ = [
-        *_fields(i32='dtype threads', i64='outputs', p='weight bias'),
-        *_fields(i32='has_norm norm_after', f32='eps', p='norm_weight norm_bias'),
+        *_make_fields(i32='dtype threads', i64='outputs', p='weight bias'),
+        *_make_fields(i32='has_norm norm_after', f32='eps', p='norm_weight norm_bias'),
     ]
 
 
 class ProjectionGradientsStruct(ctypes.Structure):
     """`swin_projection_gradients`."""
 
-    _fields_ = _fields(p='x weight bias norm_weight norm_bias')
+    _fields_ = _make_fields(p='x weight bias norm_weight norm_bias')
 
 
 class ImagesStruct(ctypes.Structure):
     """`swin_images`."""
 
     _fields_ = [
-        *_fields(p='pixels', i64='batch channels height width', i64x4='stride'),
-        *_fields(i64='patch_height patch_width'),
+        *_make_fields(p='pixels', i64='batch channels height width', i64x4='stride'),
+        *_make_fields(i64='patch_height patch_width'),
     ]
 
 
 class MapsStruct(ctypes.Structure):
     """`swin_maps`."""
 
-    _fields_ = _fields(p='x', i64='batch height width channels')
+    _fields_ = _make_fields(p='x', i64='batch height width channels')
 
 
 class ConvolutionStruct(ctypes.Structure):
     """`swin_convolution`."""
 
-    _fields_ = _fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
+    _fields_ = _make_fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
 
 
 class RoiAlignStruct(ctypes.Structure):
     """`swin_roi_align`."""
 
     _fields_ = [
-        *_fields(i32='dtype threads', i64='batch channels height width', i64x4='stride'),
-        *_fields(i64='regions', p='boxes'),
-        *_fields(i64='bins_height bins_width samples', f32='scale', i32='aligned'),
+        *_make_fields(i32='dtype threads', i64='batch channels height width', i64x4='stride'),
+        *_make_fields(i64='regions', p='boxes'),
+        *_make_fields(i64='bins_height bins_width samples', f32='scale', i32='aligned'),
     ]
 
 
 class DeformableStruct(ctypes.Structure):
     """`swin_deformable`."""
 
-    _fields_ = _fields(i32='threads', i64='batch queries tokens heads channels levels points', p='shapes')
+    _fields_ = _make_fields(i32='threads', i64='batch queries tokens heads channels levels points', p='shapes')
 
 
 INT64_POINTER = POINTER(c_int64)

@@ -102,7 +102,7 @@ def softnms(
     Returns:
         Indices of the chosen boxes, in the order of the choice.
     """
-    boxes_5N = _numbers(torch.cat([boxes, scores[:, None]], 1))  # in a loop numpy takes a third of torch's time
+    boxes_5N = _make_columns(torch.cat([boxes, scores[:, None]], 1))  # in a loop numpy takes a third of torch's time
     index = np.arange(len(boxes))
     size = len(boxes)
     chosen = 0
@@ -143,7 +143,7 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     """Return groups of (N, 5) boxes with scores: a kept box, then its suppressed boxes by falling score. A box is
     suppressed from the threshold on."""
     order = dets[:, 4].sort(0, descending=True)[1]
-    boxes = _numbers(dets[order, :4])
+    boxes = _make_columns(dets[order, :4])
     rest = order.numpy()
     groups = []
     while len(rest):
@@ -154,7 +154,7 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     return groups
 
 
-def _numbers(rows: Tensor) -> Array:
+def _make_columns(rows: Tensor) -> Array:
     """Return the columns of a tensor (N, C), as float32 (C, N)."""
     return rows.detach().float().t().contiguous().numpy()
 

@@ -229,7 +229,7 @@ def _rewire(cfg: Config, place: Place, swin: Swin, task: Task) -> tuple[dict[str
         neck_key = f'{key}.{neck_name}' + ('[0]' if is_list else '')
         used = rewire_neck(first, maps, neck_key)
         neck_maps = find_maps_after_neck(old_first, first, maps, used, neck_key)
-        if neck_maps is not None and neck_maps.widths()[0] != neck_maps.widths()[1]:
+        if neck_maps is not None and neck_maps.list_widths()[0] != neck_maps.list_widths()[1]:
             if not is_segmentor or is_list:
                 raise ValueError(
                     f'{key}.{neck_name}: a {type_name(first)} without out_channels changes the channels of the heads'

@@ -24,14 +24,14 @@ class SwappedMaps(NamedTuple):
     old: Sequence[MapShape]
     new: Sequence[MapShape]
 
-    def widths(self) -> tuple[list[int], list[int]]:
+    def list_widths(self) -> tuple[list[int], list[int]]:
         """Return the channels of the old and of the new maps."""
         return [shape.channels for shape in self.old], [shape.channels for shape in self.new]
 
 
 def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     """Write the new channels into a neck, and return the indices of the maps that the neck uses."""
-    old, new = maps.widths()
+    old, new = maps.list_widths()
     for name in ('rfp_backbone', 'embed_dim'):
         if name in neck:
             raise ValueError(
@@ -107,7 +107,7 @@ def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]
     """Write the new channels into the heads of a detector without a neck, and return the indices of the used maps."""
     if 'shared_head' in (model.get('roi_head') or {}):
         raise ValueError(f'{key}.roi_head.shared_head: it is the last stage of the backbone that it was made for')
-    old, new = maps.widths()
+    old, new = maps.list_widths()
     used: set[int] = set()
     for head_key, node, name in _iter_channel_settings(model, key):
         channels = node[name]
@@ -157,7 +157,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index
     emitted = sorted(used) if prune else list(range(len(maps.new)))
-    old, new = maps.widths()
+    old, new = maps.list_widths()
     for head_key, head, indices in reads:
         if isinstance(indices, list):
             head.in_channels = type(head.in_channels)(new[index] for index in indices)
@@ -175,7 +175,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
 
 def _find_maps(key: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     """Return the index of the map that a head reads, or the list of indices."""
-    old = maps.widths()[0]
+    old = maps.list_widths()[0]
     channels = head.in_channels
     index = head.get('in_index', -1)
     if isinstance(channels, int):

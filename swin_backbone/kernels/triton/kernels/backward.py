@@ -11,7 +11,7 @@ heads, N places of a window, C channels.
 import triton
 import triton.language as tl
 
-from .common import SIZE_NAMES, dot, load_bias, load_keys_values, logits_of, reaches_over, tokens_of
+from .common import SIZE_NAMES, compute_logits, dot, find_tokens, load_bias, load_keys_values, reaches_over
 
 
 @triton.jit
@@ -50,11 +50,11 @@ def attend_backward(
     bias = load_bias(bias_ptr, head, query, key, PLACES, K)
     grad_bias = tl.zeros((Q, K), tl.float32)
     for window in range(program, num_windows, tl.num_programs(1)):
-        token_q = tokens_of(
+        token_q = find_tokens(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        token_k = tokens_of(
+        token_k = find_tokens(
             window, key, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
@@ -64,7 +64,7 @@ def attend_backward(
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_mask, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
-        logits = logits_of(
+        logits = compute_logits(
             q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
         )  # fmt: skip
@@ -117,7 +117,7 @@ def attend_backward_queries(
     at_head = head * HEAD_DIM + dim[None, :]
     dim_mask = (dim < HEAD_DIM)[None, :]
     for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
-        token_q = tokens_of(
+        token_q = find_tokens(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
@@ -132,13 +132,13 @@ def attend_backward_queries(
         grad_q = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):
             key = start + tl.arange(0, K)
-            token_k = tokens_of(
+            token_k = find_tokens(
                 window, key, num_tokens, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
             k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, dim_mask)
             bias = load_bias(bias_ptr, head, query, key, PLACES, K)
-            logits = logits_of(
+            logits = compute_logits(
                 q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
             )  # fmt: skip

@@ -15,7 +15,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E); the hardwa
 
 
 @triton.jit
-def _coordinates(
+def _find_coordinates(
     window, place, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
 ):  # fmt: skip
@@ -29,19 +29,19 @@ def _coordinates(
 
 
 @triton.jit
-def tokens_of(
+def find_tokens(
     window, place, num_tokens, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Return the tokens of places of a window; `num_tokens` for padding and after the window's last place."""
-    y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
+    y, x = _find_coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
     image = tl.cast(window // (rows * columns), INDEX)
     is_token = (place < WINDOW_H * WINDOW_W) & (y < height) & (x < width)
     return tl.where(is_token, (image * height + y) * width + x, num_tokens)
 
 
 @triton.jit
-def _regions_of(
+def _find_regions(
     window, place, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     MASK_PADDING: tl.constexpr,
@@ -57,7 +57,7 @@ def _regions_of(
     region_y = (place >= cut_y * WINDOW_W).to(tl.int32)
     region_x = (place % WINDOW_W >= cut_x).to(tl.int32)
     if MASK_PADDING:
-        y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
+        y, x = _find_coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
         region_y = tl.where(y >= height, 2, region_y)
         region_x = tl.where(x >= width, 2, region_x)
     return region_y * 3 + region_x
@@ -115,7 +115,7 @@ def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def logits_of(
+def compute_logits(
     q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     MASK_PADDING: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
@@ -127,10 +127,10 @@ def logits_of(
             # `zero` keeps the regions inside the loop over windows. The compiler cannot prove that it is 0, and would
             # else compute the regions before the loop, where they fill too many registers.
             zero = window // num_windows
-            region_q = _regions_of(
+            region_q = _find_regions(
                 window, query + zero, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING
             )
-            region_k = _regions_of(
+            region_k = _find_regions(
                 window, key + zero, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING
             )
             logits = tl.where(region_q[:, None] == region_k[None, :], logits, float('-inf'))

@@ -7,7 +7,7 @@ a window.
 import triton
 import triton.language as tl
 
-from .common import SIZE_NAMES, dot, load_bias, load_keys_values, logits_of, tokens_of
+from .common import SIZE_NAMES, compute_logits, dot, find_tokens, load_bias, load_keys_values
 
 
 @triton.jit(do_not_specialize=SIZE_NAMES)
@@ -37,7 +37,7 @@ def attend(
     if PLACES <= K:
         bias = load_bias(bias_ptr, head, query, tl.arange(0, K), PLACES, K)
     for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
-        token_q = tokens_of(
+        token_q = find_tokens(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
@@ -48,14 +48,14 @@ def attend(
         out = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):
             key = start + tl.arange(0, K)
-            token_k = tokens_of(
+            token_k = find_tokens(
                 window, key, num_tokens, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
             k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, dim_mask)
             if PLACES > K:
                 bias = load_bias(bias_ptr, head, query, key, PLACES, K)
-            logits = logits_of(
+            logits = compute_logits(
                 q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
             )  # fmt: skip
