@@ -95,17 +95,18 @@ def index_user_data(
     index_folder = cache_folder / _compute_digest(folder, scope)
     try:
         mark_folder(cache_folder)
+        with FileLock(f'{index_folder}.lock'):
+            if (user_data := _read_index(index_folder)) is None:
+                _remove_oldest(cache_folder)
+                user_data = _build_index(index_folder, scope, folder)
+            os.utime(index_folder)
     except OSError as error:
+        if not str(error.filename or cache_folder).startswith(str(cache_folder)):
+            raise  # a file of the user
         raise OSError(
-            f'the index of --data cannot be written into {cache_folder} ({error.strerror}); the environment variable '
-            f'{VARIABLE} names another folder'
+            f'the index of --data cannot be written into {cache_folder} ({error.strerror or error}); the environment '
+            f'variable {VARIABLE} names another folder'
         ) from error
-    with FileLock(f'{index_folder}.lock'):
-        user_data = _read_index(index_folder)
-        if user_data is None:
-            _remove_oldest(cache_folder)
-            user_data = _build_index(index_folder, scope, folder)
-        os.utime(index_folder)
     return user_data
 
 

@@ -1,7 +1,9 @@
 """An index of a user's data: written once, shared by equal data, never changed; it keeps the user's own ids."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +86,18 @@ def test_equal_data_are_read_once(own, monkeypatch):
     assert isinstance(found[0], UserData)
     with pytest.raises(AttributeError):
         found[0].classes = ()
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder_of_the_indices(own, tmp_path, monkeypatch, record_fault):
+    def fail(path, *_, **__):
+        raise OSError(errno.ENOSPC, 'No space left on device')  # as of a write, without a name
+
+    monkeypatch.setattr(Path, 'write_text', fail)
+    sentence = f'the index of --data cannot be written into {tmp_path}/indices (No space left on device); the '
+    with pytest.raises(OSError, match=re.escape(sentence)):
+        index_user_data(own)
+    assert not list((tmp_path / 'indices').glob('*/'))
+    record_fault('full_disks')
 
 
 def test_an_index_of_a_process_that_died_is_written_again(own):
