@@ -47,6 +47,21 @@ def constant_when_compiled(function: Function) -> Function:
     return function
 
 
+def number_of(size: Any) -> Optional[int]:
+    """Return a size as a number; None for a symbol of a graph.
+
+    Without torch's function: under torch.compile, the size itself.
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        return None if isinstance(size, torch.SymInt) else size
+    from torch.fx.experimental import symbolic_shapes
+
+    symbols: Any = symbolic_shapes
+    if not hasattr(symbols, 'has_static_value'):
+        return size  # type: ignore[no-any-return]
+    return symbols.guard_scalar(size) if symbols.has_static_value(size) else None
+
+
 def hidden_from_compiler(function: Function) -> Function:
     """Let torch.compile break its graph at the calls of a function, and trace nothing inside.
 

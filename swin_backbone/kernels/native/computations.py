@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from ...compat import number_of
 from ...models.windows import Windows
 from ...replace import Unsupported
 from ...sizes import Size
@@ -123,7 +124,10 @@ class BlockComputation(NamedTuple):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         settings, windows, C = self.settings, self.windows, len(BlockWeights(*weights).proj_weight)
-        sizes = 1, 1, 1, C, settings.hidden, settings.heads, *windows.window_size, *windows.shift
+        window_size = [number_of(side) for side in windows.window_size]
+        if any(side is None for side in window_size):
+            raise Unsupported('In a graph the compiled library takes windows of one size, and these are of any size.')
+        sizes = 1, 1, 1, C, settings.hidden, settings.heads, *window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
         for name, tensor, tensor_shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
             require_tensor(name, tensor, tensor_shape)

@@ -7,7 +7,7 @@ from typing import Any, Optional, TypeVar
 import torch
 from torch import Tensor
 
-from ...compat import allows_tf32, constant_when_compiled
+from ...compat import allows_tf32, constant_when_compiled, number_of
 from ...models.windows import Windows
 from ...modes import find_linear_dtype, find_tracer
 from ...replace import Reason
@@ -38,10 +38,13 @@ def find_reason_against_attention(attention: Any, x: Tensor, windows: Windows) -
         return 'The kernel is for CUDA.'
     if not is_chosen and dtype == torch.float32 and not allows_tf32():
         return 'Without TF32, tensor cores multiply no float32.'
+    Wh, Ww = (number_of(side) for side in windows.window_size)
+    if Wh is None or Ww is None:
+        return 'In a graph the kernel takes windows of one size, and these are of any size.'
     dropout = attention.attn_drop_rate if attention.training else 0.0
-    reason = _find_reason_against_settings(find_tracer(x), dtype, windows.window_size, dropout)
+    reason = _find_reason_against_settings(find_tracer(x), dtype, (Wh, Ww), dropout)
     if reason is None:
-        (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
+        (B, H, W, C), mask_padding, is_wide = x.shape, windows.mask_padding, False
         if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again
             mask_padding = mask_padding and bool(H % Wh or W % Ww)
             is_wide = 3 * B * H * W * C >= INT32_OFFSETS

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,6 +70,17 @@ def test_a_graph_has_torch_operations_for_what_the_library_does_not_take(kind, c
         outputs, graphs = graphs_of(model, X)
         assert graphs == [{'project': 1, 'normalise_output': 1}]
         assert close(outputs, model(X), 1e-5)
+
+
+def test_windows_of_any_size_are_torchs():
+    """A small map that is not padded is a window, whose sides are symbols in a graph for maps of any size."""
+    backbone = randomised(**{**TWO_STAGES, **ONE_STAGE}, window_size=7, small_map='shrink')
+    block, x = backbone.stages[0].blocks[0], X.flatten()[: 30 * 32].view(1, 5, 6, 32)
+    with torch.no_grad():
+        compiled = torch.compile(block, backend='eager', fullgraph=True, dynamic=True)
+        exported = torch.export.export(block, (x,), dynamic_shapes=({1: Dim.AUTO, 2: Dim.AUTO},))
+        assert not layers_in(exported.graph)
+        assert close((compiled(x), exported.module()(x)), [block(x)] * 2, 1e-5)
 
 
 def test_a_training_step_of_what_the_library_does_not_take():
