@@ -358,7 +358,7 @@ def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:
 
 
 def _scale_side(side: int, factor: float) -> int:
-    if side <= 0:  # the border of a mosaic
-        return round(side * factor)
+    if side <= 0:  # the border of a mosaic is half of its side
+        return side and -_scale_side(-2 * side, factor) // 2
     unit = SIZE_DIVISOR if side % SIZE_DIVISOR == 0 else 1
     return max(unit, round(side * factor / unit) * unit)

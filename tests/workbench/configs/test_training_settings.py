@@ -249,7 +249,8 @@ def test_few_pictures_shorten_a_warm_up_alone(kind):
     (CITYSCAPES, (1024, 512), {'train_dataloader.dataset.pipeline.3.crop_size': (256, 512),
                                'model.data_preprocessor.size': (256, 512)}),
     (YOLOX, (320, 320), {'test_dataloader.dataset.pipeline.1.scale': (320, 320),
-                         'train_dataloader.dataset.pipeline.0.img_scale': (480, 480)}),
+                         'train_dataloader.dataset.pipeline.0.img_scale': (480, 480),
+                         'train_dataloader.dataset.pipeline.1.border': (-240, -240)}),
     (SLIDE, (1024, 256), {'model.test_cfg.crop_size': None}),
 ])  # fmt: skip
 def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected):
