@@ -254,14 +254,14 @@ class _NewLength:
     def _scale_warm_up(self, scheduler: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
         """Return a warm-up of as many iterations as before, at most `MAX_WARM_UP_RATIO` of all; None without any."""
         longest = int(MAX_WARM_UP_RATIO * self.num_iters)
-        if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
-            longest = 0
+        if counts_epochs and self.factor == 1 and end * self.iters_per_epoch <= longest:
+            return scheduler
+        iters = min(round(end * self.factor * self.iters_per_epoch) if counts_epochs else end, longest)
+        scheduler.end = iters if iters > 1 else 0  # mmengine keeps the first rate of 1 iteration to the end
         if not counts_epochs:
-            scheduler.end = self.moved_ends[end] = min(end, longest)
-        elif self.factor != 1 or end * self.iters_per_epoch > longest:
-            scheduler.end = min(round(end * self.factor * self.iters_per_epoch), longest)
-            scheduler.by_epoch = False
-            scheduler.pop('convert_to_iter_based', None)
+            self.moved_ends[end] = scheduler.end
+        scheduler.by_epoch = False
+        scheduler.pop('convert_to_iter_based', None)
         return scheduler if scheduler.end else None
 
 

@@ -208,6 +208,18 @@ def test_the_shortest_training_reaches_its_learning_rate(config, pictures):
     assert max(rates(cfg, max(1, pictures // 2))) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
 
 
+def test_a_warm_up_of_epochs_that_becomes_an_iteration_is_left_out():
+    """As the 20 of 300 epochs of mmpretrain's Swin in a training of 20 iterations."""
+    cfg = read_config(RETINANET)
+    cfg.train_cfg.max_epochs = 300
+    cfg.param_scheduler = [
+        dict(type='LinearLR', start_factor=0.001, by_epoch=True, end=20, convert_to_iter_based=True),
+        dict(type='CosineAnnealingLR', by_epoch=True, begin=20, end=300, T_max=280),
+    ]
+    put(cfg, pictures=20, batch=2, epochs=2)
+    assert max(rates(cfg, 20)) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+
+
 def test_a_schedule_without_a_length_names_the_keys_of_a_length():
     cfg = read_config(RETINANET)
     cfg.train_cfg.pop('max_epochs')
