@@ -227,7 +227,8 @@ class _NewLength:
         scheduler = ConfigDict(scheduler)
         counts_epochs = scheduler.get('by_epoch', True)
         begin, end = scheduler.get('begin', 0), scheduler.get('end')
-        if type_name(scheduler) in WARM_UP_SCHEDULERS and not begin and isinstance(end, int):
+        rises = scheduler.get('start_factor', 0) < scheduler.get('end_factor', 1)
+        if type_name(scheduler) in WARM_UP_SCHEDULERS and rises and not begin and isinstance(end, int):
             return self._scale_warm_up(scheduler, end, counts_epochs)
         limit = self.total if counts_epochs == self.by_epoch else self.num_iters
         factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)

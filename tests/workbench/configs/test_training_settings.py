@@ -220,6 +220,13 @@ def test_a_warm_up_of_epochs_that_becomes_an_iteration_is_left_out():
     assert max(rates(cfg, 20)) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
 
 
+def test_a_linear_decay_is_no_warm_up():
+    cfg = read_config(RETINANET)
+    cfg.param_scheduler = [dict(type='LinearLR', start_factor=1.0, end_factor=0.01, by_epoch=True, end=12)]
+    put(cfg, epochs=6)
+    assert cfg.param_scheduler == [dict(type='LinearLR', start_factor=1.0, end_factor=0.01, by_epoch=True, end=6)]
+
+
 def test_a_schedule_without_a_length_names_the_keys_of_a_length():
     cfg = read_config(RETINANET)
     cfg.train_cfg.pop('max_epochs')

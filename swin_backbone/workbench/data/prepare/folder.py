@@ -14,7 +14,6 @@ from ..text_files import read_text
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
-NAMES_SHOWN = 12  # in an error
 HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
 LABELME_MARKS = ['__ignore__', '_background_']  # the first names of labelme's labels.txt; the first has the value -1
@@ -82,8 +81,7 @@ class DataFolder(NamedTuple):
     def refuse_other_names(self, names: Sequence[str], where: Union[str, Path]) -> None:
         """Raise DataError if the command line has other names of classes than a file that always has names."""
         if self.given_classes and [*map(str, self.given_classes)] != [*names]:
-            shown = list_first(names, NAMES_SHOWN)
-            raise DataError(f'--classes names classes that no file names, and {where} names {shown}: leave it out')
+            raise DataError(f'--classes names what no file names, and {where} names {list_first(names)}: leave it out')
 
     def read_labelmap(self) -> dict[str, Optional[int]]:
         """Return the colours of the classes in the first labelmap.txt: see `read_labelmap`; {} without a file."""

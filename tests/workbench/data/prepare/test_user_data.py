@@ -179,7 +179,7 @@ def test_validation_data_without_an_object_are_a_line(own, record_fault):
 def test_names_of_a_command_line_do_not_replace_those_of_the_data(form, tmp_path, record_fault):
     root = layouts.made(form, tmp_path)
     index_user_data(root, classes=['nut', 'bolt'])
-    with pytest.raises(DataError, match=r'^--classes names classes that no file names, and .* names nut, bolt: leave'):
+    with pytest.raises(DataError, match=r'^--classes names what no file names, and .* names nut, bolt: leave'):
         index_user_data(root, classes=['bolt'])
     record_fault('bad_data')
 
