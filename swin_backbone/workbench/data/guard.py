@@ -23,11 +23,9 @@ from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import iter_base_datasets
 from .load_picture import drops_bits, find_loading_step, find_reader
 from .masks import SHORT_POLYGON, find_mask_fault
-from .media import SKIP_HINT, describe_dropped_bits, read_picture, read_picture_size, require_complete
+from .media import OTHER_SIZE, SKIP_HINT, describe_dropped_bits, read_picture, read_picture_size, require_complete
 
-# Kinds of notes
-DROPPED_BITS = 'pictures of more bits or bands than are loaded'
-OTHER_SIZE = 'pictures of another size than their annotations say'
+DROPPED_BITS = 'pictures of more bits or bands than are loaded'  # a kind of notes
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:

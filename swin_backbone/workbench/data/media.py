@@ -24,6 +24,7 @@ PICTURE_SUFFIXES = (
     *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.avif', '.gif', '.tif', '.tiff', '.jp2'),
     *('.bmp', '.dib', '.pbm', '.pgm', '.ppm', '.pnm', '.ras', '.sr'),
 )  # what OpenCV reads; HDR and EXR have no range of colours
+OTHER_SIZE = 'pictures of another size than their annotations say'  # a kind of notes
 SKIP_HINT = '; --skip-unreadable goes on without such pictures'  # ends an error
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # last bytes of a file by its first: JPEG, PNG

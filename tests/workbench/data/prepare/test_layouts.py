@@ -548,9 +548,11 @@ def test_the_size_of_an_xml_is_compared_with_its_picture(tmp_path, record_fault)
         path = root / 'Annotations' / f'{name}.xml'
         size = f'<size><width>{width}</width><height>64</height></size><object>'
         path.write_text(path.read_text().replace('<object>', size, 1))
-    (line,) = check_data(BuiltDatasets(fill(BOXES, root, tmp_path / 'work')[0], ()))[0].warnings.sentences()
+    cfg, report = fill(BOXES, root, tmp_path / 'work')
+    (line,) = check_data(BuiltDatasets(cfg, ()))[0].warnings.sentences()
     assert line.startswith('pictures of another size than their annotations say: 1, as ')
     assert line.endswith('train_0.jpg is 64x64, annotated as 128x64')
+    assert '  warning     pictures of another size than their annotations say: 1, as JPEGImages/train_0.jpg' in report
     record_fault('bad_data')
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from .....checks import DataError
 from .....openmmlab.errors import Faults
-from ...media import SKIP_HINT, read_picture_size
+from ...media import OTHER_SIZE, SKIP_HINT, read_picture_size
 from ..folder import UNREADABLE, DataFolder, format_line
 from ..records import UNSPLIT, AnnotatedImage, GivenSplit, Records
 from .shapes import Box, compute_area
@@ -48,7 +48,7 @@ def convert_objects(
     Raises:
         DataError: if a picture cannot be read, there are no objects, or an object has an unknown class.
     """
-    left_out = Faults()
+    left_out, warnings = Faults(), Faults()
     pictures: dict[Path, list[AnnotatedImage]] = {}
     owners: dict[str, str] = {}  # a file of each class
     for picture, file in files.items():
@@ -59,7 +59,10 @@ def convert_objects(
                 raise DataError(f'{error}{SKIP_HINT}') from error
             left_out.add(UNREADABLE, str(error))
             continue
+        height, width = size
         size, boxes = (size, []) if file is None else read(file, size, left_out)
+        if size != (height, width):  # as LabelImg states, which does not turn a photograph by its EXIF
+            warnings.add(OTHER_SIZE, f'{picture} is {width}x{height}, annotated as {size[1]}x{size[0]}')
         kept = [box for box in boxes if 0 not in box.bbox[2:]]
         if len(kept) < len(boxes):
             left_out.add(NO_AREA, str(file), len(boxes) - len(kept))
@@ -75,6 +78,7 @@ def convert_objects(
     if unknown := owners.keys() - {*names}:
         raise DataError(f'{owners[min(unknown)]} has the class {min(unknown)!r}, which is none of {names}')
     lines = [format_line('left out', reason) for reason in reasons]
+    lines += [format_line('warning', sentence) for sentence in warnings.sentences()]
     return Records(layout, names, {UNSPLIT: pictures}, given_split, lines)
 
 
