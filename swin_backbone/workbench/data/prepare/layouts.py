@@ -91,15 +91,15 @@ def list_data(data: Path, annotations: Optional[Path], cache_folder: Path, **opt
         raise DataError(
             f"{only_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
         )
-    roots = [data]
-    if not data.is_dir():
-        above = Path(os.path.abspath(data)).parent.parent  # for annotations/instances_train.json
-        roots = [data.parent] if above == Path(above.anchor) else [data.parent, above]
-    for root in roots:
+    above = Path(os.path.abspath(data)).parent.parent  # for annotations/instances_train.json
+    around_file = [data.parent] if above == Path(above.anchor) else [data.parent, above]
+    for root in [data] if data.is_dir() else around_file:
         files, result_folders = list_files(root)
         if pictures := [path for path in files if path.suffix.lower() in PICTURE_SUFFIXES]:
             break
     ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
+    if only_file is not None:
+        only_file = ann_root / os.path.relpath(only_file, ann_root)  # both are relative, or both absolute
     ann_files, ann_result_folders = (files, []) if ann_root == root else list_files(ann_root)
     result_folders += [os.path.relpath(ann_root / name, root) for name in ann_result_folders]
     cache_path = os.path.realpath(cache_folder)

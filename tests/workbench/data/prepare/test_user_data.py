@@ -147,6 +147,23 @@ def test_each_split_keeps_the_ids_of_its_categories(own):
     assert splits['val'].objects == dict(nut=1, bolt=1)
 
 
+@pytest.mark.parametrize('name', ['instances_train.json', 'all.json', 'annotations.xml'])
+def test_a_relative_file_is_read_as_its_whole_path(name, tmp_path, monkeypatch):
+    """Its pictures are beside its folder."""
+    root = layouts.made('coco', tmp_path)
+    monkeypatch.chdir(root)
+    Path('annotations/instances_train.json').rename(f'annotations/{name}')
+    if name.endswith('.xml'):
+        boxes = '<box label="nut" xtl="1" ytl="1" xbr="9" ybr="9"/>'
+        images = [f'<image id="{n}" name="train_{n}.jpg" width="64" height="64">{boxes}</image>' for n in range(4)]
+        Path('annotations', name).write_text(f'<annotations>{"".join(images)}</annotations>')
+    shutil.rmtree('images/val')
+    Path('annotations/instances_val.json').unlink()
+    for given in (root, Path()):
+        splits = index_user_data(given / 'annotations' / name).splits
+        assert {split: index.num_pictures for split, index in splits.items()} == dict(train=3, val=1)
+
+
 def test_objects_of_no_image_are_named_and_left_out(own):
     with edited_json(own / 'train.json') as coco:
         coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
