@@ -147,11 +147,15 @@ class Grid:
             top, left = y * stride, x * stride
             yield index, Window(top, left, min(top + stride, height), min(left + stride, width))
 
-    def neighbours(self, index: int) -> list[int]:
-        """Return the tiles around a tile."""
+    def neighbours(self, index: int, reach: int = 1) -> list[int]:
+        """Return the tiles around a tile, up to `reach` rows and columns away.
+
+        The last tile of an axis, which moves back, may overlap the second tile before it too.
+        """
         row, column = self.place(index)
-        around = [(row + y, column + x) for y in (-1, 0, 1) for x in (-1, 0, 1) if y or x]
-        return [r * self.columns + c for r, c in around if 0 <= r < self.rows and 0 <= c < self.columns]
+        rows = range(max(0, row - reach), min(self.rows, row + reach + 1))
+        columns = range(max(0, column - reach), min(self.columns, column + reach + 1))
+        return [r * self.columns + c for r in rows for c in columns if (r, c) != (row, column)]
 
     def shard(self, index: int, count: int) -> range:
         """Return the tiles of a shard, one of `count`. Sizes of shards differ by at most one tile."""

@@ -114,7 +114,7 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
 def mark_cut(objects: Iterable[Object], grid: Grid, index: int) -> list[Object]:
     """Return the objects of a tile with `is_cut`. Cut objects that a neighbour sees whole are left out."""
     window = grid.open_window(index)
-    neighbours = [grid.open_window(neighbour) for neighbour in grid.neighbours(index)]
+    neighbours = [grid.open_window(neighbour) for neighbour in grid.neighbours(index, 2)]
     marked = []
     for item in objects:
         is_cut = not _is_inside(item.box, window)

@@ -85,3 +85,15 @@ def test_an_object_through_many_tiles_is_one():
     picture[430:470, 600:630] = COLOURS[0]
     results = merged(picture, Grid((900, 900), 160, 64))
     assert sorted(one.box for one in results) == [(10, 430, 890, 470), (600, 20, 630, 430), (600, 470, 630, 880)]
+
+
+def test_the_last_tile_adds_no_part_of_an_object():
+    """It moves back, here over the second tile before it, which sees the object whole."""
+    grid, box = Grid((200, 883), 256, 48), (613, 90, 642, 120)
+    merger, results = tiled.Merger(grid), []
+    for index in range(len(grid)):
+        window = grid.window(index)
+        left, right = max(box[0], window.left), min(box[2], window.right)
+        here = [tiled.Object((left, 90, right, 120), 0.5, 0, None)] if left < right else []
+        results += merger.add(index, tiled.mark_cut(here, grid, index))
+    assert [item.box for item in results] == [box]
