@@ -72,6 +72,7 @@ def test_a_graph_has_torch_operations_for_what_the_library_does_not_take(kind, c
         assert close(outputs, model(X), 1e-5)
 
 
+@needs_torch('2.9', 'has_static_value')
 def test_windows_of_any_size_are_torchs():
     """A small map that is not padded is a window, whose sides are symbols in a graph for maps of any size."""
     backbone = randomised(**{**TWO_STAGES, **ONE_STAGE}, window_size=7, small_map='shrink')
