@@ -47,10 +47,10 @@ def constant_when_compiled(function: Function) -> Function:
     return function
 
 
-def number_of(size: Any) -> Optional[int]:
+def find_number(size: Any) -> Optional[int]:
     """Return a size as a number; None for a symbol of a graph.
 
-    Without torch's function: under torch.compile, the size itself.
+    Under torch.compile with a torch without `has_static_value`, before 2.9, return any size itself.
     """
     if not torch.compiler.is_dynamo_compiling():
         return None if isinstance(size, torch.SymInt) else size

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ...compat import number_of
+from ...compat import find_number
 from ...models.windows import Windows
 from ...replace import Unsupported
 from ...sizes import Size
@@ -124,7 +124,7 @@ class BlockComputation(NamedTuple):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         settings, windows, C = self.settings, self.windows, len(BlockWeights(*weights).proj_weight)
-        window_size = [number_of(side) for side in windows.window_size]
+        window_size = [find_number(side) for side in windows.window_size]
         if any(side is None for side in window_size):
             raise Unsupported('In a graph the compiled library takes windows of one size, and these are of any size.')
         sizes = 1, 1, 1, C, settings.hidden, settings.heads, *window_size, *windows.shift

@@ -7,7 +7,7 @@ from typing import Any, Optional, TypeVar
 import torch
 from torch import Tensor
 
-from ...compat import allows_tf32, constant_when_compiled, number_of
+from ...compat import allows_tf32, constant_when_compiled, find_number
 from ...models.windows import Windows
 from ...modes import find_linear_dtype, find_tracer
 from ...replace import Reason
@@ -38,7 +38,7 @@ def find_reason_against_attention(attention: Any, x: Tensor, windows: Windows) -
         return 'The kernel is for CUDA.'
     if not is_chosen and dtype == torch.float32 and not allows_tf32():
         return 'Without TF32, tensor cores multiply no float32.'
-    Wh, Ww = (number_of(side) for side in windows.window_size)
+    Wh, Ww = (find_number(side) for side in windows.window_size)
     if Wh is None or Ww is None:
         return 'In a graph the kernel takes windows of one size, and these are of any size.'
     dropout = attention.attn_drop_rate if attention.training else 0.0
