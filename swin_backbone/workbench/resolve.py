@@ -158,8 +158,7 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
 def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[UserData]) -> Optional[EpochPlan]:
     """Return the plan of an epoch; None if no setting depends on it.
 
-    The index of --data has the number of pictures. With --epochs, --balance, a ClassBalancedDataset, or a selection of
-    pictures by --cfg-options, the data sets are built and counted.
+    The index of --data has the number of pictures. Where a setting selects or balances pictures, they are counted.
     """
     if options.epochs is None and not options.balance:
         if data is None:

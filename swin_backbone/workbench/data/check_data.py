@@ -165,7 +165,7 @@ def _check_pictures(
         check.rows['classes'] = str(len(classes))
     if is_classified or (rule and is_trained_on and num_opened == len(built) and not check.errors):
         by_class = {name: count for name, count in check.classes.items() if name != IGNORED_PIXELS}
-        check.warnings.update(find_class_warnings(by_class, is_trained_on))
+        check.warnings.update(find_class_warnings(by_class, 'train' if is_trained_on else 'val'))
 
 
 def _count_pixels(check: DatasetCheck, item: dict[str, Any], ignored: int, classes: Sequence[str]) -> None:
@@ -191,7 +191,7 @@ def _add_annotations(
         check.errors.update(annotations.in_evaluation, path)
     check.warnings.update(annotations.warnings, path)
     if any(annotations.objects.values()):
-        check.warnings.update(find_class_warnings(annotations.objects, is_trained_on))
+        check.warnings.update(find_class_warnings(annotations.objects, 'train' if is_trained_on else 'val'))
     else:
         (check.errors if is_trained_on else check.warnings).add('annotation files without objects', path)
 

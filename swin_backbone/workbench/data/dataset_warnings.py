@@ -51,12 +51,12 @@ def iter_dataset_warnings(dataset: Any, with_masks: bool, is_trained_on: bool) -
                 yield f'{base.ann_file} has {sentence}'
 
 
-def find_class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: str = 'validation') -> Faults:
+def find_class_warnings(counts: Mapping[str, int], split: str) -> Faults:
     """Return the classes without data and, in a training, rare ones with nearly the name of another.
 
     Args:
         counts: objects, pictures or pixels of each class.
-        scored: name of the data in a warning, without `is_trained_on`: 'validation' or 'test'.
+        split: 'train', 'val' or 'test'.
     """
     faults = Faults()
     for name, count in counts.items():
@@ -66,9 +66,9 @@ def find_class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: 
             for other, other_count in counts.items()
             if other_count > MISTYPED_RATIO * count and re.sub(r'\d', '', other) != letters
         ]
-        nearest = get_close_matches(name, frequent, 1, SIMILAR) if is_trained_on else []
-        if not count and not is_trained_on:
-            faults.add(f'classes without {scored} data, which have no score', name)
+        nearest = get_close_matches(name, frequent, 1, SIMILAR) if split == 'train' else []
+        if not count and split != 'train':
+            faults.add(f'classes without {dict(val="validation").get(split, split)} data, which have no score', name)
         elif not count:
             faults.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
         elif nearest:

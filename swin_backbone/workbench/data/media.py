@@ -237,7 +237,7 @@ def describe_dropped_bits(path: Path) -> str:
             with suppress(OSError):
                 return describe_tiff(path.read_bytes(), str(path)) if may_drop_bits(read_tiff_tags(file)) else ''
             return ''
-    if not _has_16_bits(first_bytes):
+    if not _has_more_than_8_bits(first_bytes):
         return ''
     pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if pixels is None or pixels.dtype != np.uint16:
@@ -246,14 +246,14 @@ def describe_dropped_bits(path: Path) -> str:
     return f'{path} has 16 bits a channel, {UPPER_8}: {loss}'
 
 
-def _has_16_bits(head: bytes) -> bool:
+def _has_more_than_8_bits(first_bytes: bytes) -> bool:
     """Return whether the first bytes of a PNG, PNM or JPEG 2000 state more than 8 bits a channel."""
-    if head.startswith(b'\x89PNG'):
-        return len(head) > 24 and head[24] > 8
-    if head.startswith(b'\0\0\0\x0cjP'):
-        header = head.partition(b'ihdr')[2]
+    if first_bytes.startswith(b'\x89PNG'):
+        return len(first_bytes) > 24 and first_bytes[24] > 8
+    if first_bytes.startswith(b'\0\0\0\x0cjP'):
+        header = first_bytes.partition(b'ihdr')[2]
         return len(header) > 10 and header[10] & 127 > 7  # counted from 0, beside the bit of a sign
-    largest = re.match(rb'P[56](?:\s+(?:#.*\s+)*(\d+)){3}\s', head)
+    largest = re.match(rb'P[56](?:\s+(?:#.*\s+)*(\d+)){3}\s', first_bytes)
     return largest is not None and int(largest[1]) > 255
 
 

@@ -81,7 +81,7 @@ class DataFolder(NamedTuple):
     def refuse_other_names(self, names: Sequence[str], where: Union[str, Path]) -> None:
         """Raise DataError if the command line has other names of classes than a file that always has names."""
         if self.given_classes and [*map(str, self.given_classes)] != [*names]:
-            raise DataError(f'--classes names what no file names, and {where} names {list_first(names)}: leave it out')
+            raise DataError(f'{where} names the classes {list_first(names)}: leave out --classes, which has others')
 
     def read_labelmap(self) -> dict[str, Optional[int]]:
         """Return the colours of the classes in the first labelmap.txt: see `read_labelmap`; {} without a file."""

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..media import read_picture_size
 from .folder import DataFolder, format_line, list_folders
 from .objects.shapes import compute_area, find_corners, make_box, parse_angle
 from .records import UNSPLIT, AnnotatedImage, LabelFile, Records
-from .splits import draw_by_class, split_pictures
+from .splits import DRAWN_NOTE, draw_by_class, draw_split, split_pictures
 
 CLASSES_SHOWN = 12
 
@@ -54,7 +55,7 @@ def write_index(
     Raises:
         DataError: if pictures cannot be split, or annotations are wrong.
     """
-    by_split, lines = _split(scope, records)
+    by_split, lines, is_test_alone = _split(scope, records)
     write: Any = dict(mmdet=_write_objects, mmseg=_write_labels, mmpretrain=_write_classes)[scope]
     if scope == 'mmdet':  # each image once: a picture may be in two splits
         images = [image for annotated in records.by_split.values() for image in chain.from_iterable(annotated.values())]
@@ -64,31 +65,32 @@ def write_index(
     for split, annotated in by_split.items():
         splits[split], texts = write(folder, index_folder, split, annotated, records)
         summary.append(format_line(split, *texts))
-        scored = 'test' if split == 'test' else 'validation'
-        faults = find_class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
+        faults = find_class_warnings(splits[split].objects, split)
         lines += [format_line('warning', sentence) for sentence in faults.sentences()]
-    if {*by_split.get('test', ())} == {*by_split['train'], *by_split['val']}:
+    if is_test_alone:
         splits['test'] = replace(splits['test'], is_alone=True)
     classes = format_line('classes', f'{len(records.classes)}: {list_first(records.classes, CLASSES_SHOWN)}')
     return splits, [*summary, classes, *lines, *records.lines]
 
 
-def _split(scope: str, records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
-    """Return the annotations of the pictures of each split, and lines of the summary."""
+def _split(scope: str, records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str], bool]:
+    """Return the annotations by split, lines of the summary, and whether there is a test set alone."""
     by_split = dict(records.by_split)
     lines: list[str] = []
     if UNSPLIT in by_split:
         unsplit = by_split.pop(UNSPLIT)
+        draw = partial(draw_by_class, unsplit) if scope == 'mmpretrain' else draw_split
         if records.given_split.pictures or scope != 'mmpretrain':
-            lists, lines = split_pictures(list(unsplit), records.given_split)
+            lists, lines = split_pictures(list(unsplit), records.given_split, draw)
         else:
-            lists, lines = draw_by_class(unsplit)
+            lists, lines = dict(zip(('train', 'val'), draw(unsplit))), [format_line('split', DRAWN_NOTE)]
         by_split = {**{split: {path: unsplit[path] for path in paths} for split, paths in lists.items()}, **by_split}
-    trained_on = {*by_split['train'], *by_split['val']}
-    if (shared := {*by_split.get('test', ())} & trained_on) and shared != trained_on:
+    shared = {*by_split.get('test', ())} & {*by_split['train'], *by_split['val']}
+    is_test_alone = UNSPLIT in records.by_split and not {*records.given_split.pictures} - {'test'} and bool(shared)
+    if shared and not is_test_alone:
         sentence = f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
         lines.append(format_line('warning', sentence))
-    return by_split, lines
+    return by_split, lines, is_test_alone
 
 
 # --- detection --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 from unicodedata import normalize
@@ -22,9 +22,10 @@ SPLITS = ('train', 'val', 'test')
 VAL_SHARE = 0.2  # share of the pictures, if the split is drawn
 SAME_PICTURES_NOTE = 'names the same pictures for training and for validation'
 DRAWN_NOTE = 'a fifth of the pictures is for validation, always the same pictures'
-TEST_NOTE = 'a test set alone: a test takes all of it, and a training tests on the fifth for validation'
+TEST_NOTE = 'a test set alone: a test takes all of it; a training holds out a fifth, and tests on that'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # comes before the hash of an augmented copy in Roboflow's names
+Draw = Callable[[list[Path]], tuple[list[Path], list[Path]]]  # returns pictures for training and for validation
 
 
 def list_words(name: str) -> list[str]:
@@ -74,22 +75,21 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return train, [picture for picture, source in sources.items() if source in val]
 
 
-def draw_by_class(class_of_picture: Mapping[Path, str]) -> tuple[PicturesBySplit, list[str]]:
-    """Return pictures by split, and lines of the summary. A fifth of each class is drawn for validation."""
+def draw_by_class(class_of_picture: Mapping[Path, str], pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Return pictures for training, and a fifth of each class for validation: see `draw_split`."""
     train: list[Path] = []
     val: list[Path] = []
     by_class: dict[str, list[Path]] = {}
-    for path, name in class_of_picture.items():
-        by_class.setdefault(name, []).append(path)
-    for pictures in by_class.values():
-        class_train, class_val = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
+    for path in pictures:
+        by_class.setdefault(class_of_picture[path], []).append(path)
+    for paths in by_class.values():
+        class_train, class_val = draw_split(paths) if len(paths) > 1 else (paths, [])
         train += class_train
         val += class_val
-    train, val = (train, val) if val else draw_split(train)
-    return dict(train=train, val=val), [format_line('split', DRAWN_NOTE)]
+    return (train, val) if val else draw_split(train)
 
 
-def split_pictures(pictures: Sequence[Path], given: GivenSplit) -> tuple[PicturesBySplit, list[str]]:
+def split_pictures(pictures: Sequence[Path], given: GivenSplit, draw: Draw) -> tuple[PicturesBySplit, list[str]]:
     """Return pictures by split, and lines of the summary. A test split is optional.
 
     Without a given split, the names of folders decide, and without these a checksum.
@@ -97,6 +97,7 @@ def split_pictures(pictures: Sequence[Path], given: GivenSplit) -> tuple[Picture
     Args:
         pictures: those with annotations.
         given: the split by lists or names of folders, also of pictures without annotations.
+        draw: draws pictures for validation where none are named.
 
     Raises:
         DataError: if a split has none of the pictures, or some pictures are both for training and for validation.
@@ -128,7 +129,7 @@ def split_pictures(pictures: Sequence[Path], given: GivenSplit) -> tuple[Picture
         test = train
         lines.append(format_line('test', TEST_NOTE))
     if is_overruled or not val:
-        train, val = draw_split(train)
+        train, val = draw(train)
         lines.append(format_line('split', DRAWN_NOTE))
     if set(test) == set(val):  # as in a data.yaml with the same folder twice
         test = []

@@ -101,7 +101,7 @@ def index_user_data(
                 user_data = _build_index(index_folder, scope, folder)
             os.utime(index_folder)
     except OSError as error:
-        if not str(error.filename or cache_folder).startswith(str(cache_folder)):
+        if error.filename and not Path(error.filename).is_relative_to(cache_folder):
             raise  # a file of the user
         raise OSError(
             f'the index of --data cannot be written into {cache_folder} ({error.strerror or error}); the environment '

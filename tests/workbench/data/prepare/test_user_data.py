@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import edited_json
 from helpers.in_process import run_well
@@ -196,7 +197,7 @@ def test_validation_data_without_an_object_are_a_line(own, record_fault):
 def test_names_of_a_command_line_do_not_replace_those_of_the_data(form, tmp_path, record_fault):
     root = layouts.made(form, tmp_path)
     index_user_data(root, classes=['nut', 'bolt'])
-    with pytest.raises(DataError, match=r'^--classes names what no file names, and .* names nut, bolt: leave'):
+    with pytest.raises(DataError, match=r' names the classes nut, bolt: leave out --classes'):
         index_user_data(root, classes=['bolt'])
     record_fault('bad_data')
 
@@ -311,9 +312,34 @@ def test_a_test_set_alone_is_tested_whole(layout, tmp_path):
     if layout == 'yolo':
         (root / 'data.yaml').write_text('test: images/test\nnames: [nut, bolt]\n')
     data = index_user_data(root, scope=scope)
-    assert {split: index.num_pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=4)
-    assert any('a test set alone: a test takes all of it, and a training tests on the' in line for line in data.lines)
+    num_val = 2 if layout == 'classes' else 1  # one of each class
+    num_pictures = {split: index.num_pictures for split, index in data.splits.items()}
+    assert num_pictures == dict(train=4 - num_val, val=num_val, test=4)
+    assert any('a test set alone: a test takes all of it; a training holds out a fifth' in line for line in data.lines)
     assert not any('pictures of the test are in training' in line for line in data.lines)
+
+
+def test_a_test_of_all_pictures_of_the_training_is_a_line(tmp_path):
+    """It is no test set alone: data.yaml names pictures for training too."""
+    root = layouts.made('yolo', tmp_path)
+    (root / 'data.yaml').write_text(
+        'train: images/train\nval: images/val\ntest: [images/train, images/val]\nnames: [nut, bolt]\n'
+    )
+    data = index_user_data(root)
+    num_pictures = data.splits['train'].num_pictures + data.splits['val'].num_pictures
+    assert data.splits['test'].num_pictures == num_pictures
+    assert not data.splits['test'].is_alone
+    assert any(f'{num_pictures} pictures of the test are in training or' in line for line in data.lines)
+
+
+def test_a_test_of_classes_alone_holds_out_pictures_of_each_class(tmp_path):
+    for name, num_pictures in (('frequent', 40), ('rare', 2)):
+        for number in range(num_pictures):
+            layouts.write_picture(tmp_path / 'test' / name, f'{name}_{number}', np.zeros((8, 8, 3), np.uint8))
+    splits = index_user_data(tmp_path, scope='mmpretrain').splits
+    assert {split: dict(index.objects) for split, index in splits.items()} == dict(
+        train=dict(frequent=32, rare=1), val=dict(frequent=8, rare=1), test=dict(frequent=40, rare=2)
+    )
 
 
 def test_pictures_of_lvis_are_found_by_their_addresses(own):

@@ -43,7 +43,7 @@ class TextLoader(yaml.BaseLoader):
 
 def read(folder: DataFolder) -> Optional[Records]:
     """Read a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
-    if folder.only_file is not None and folder.only_file.suffix.lower() in ('.json', '.xml'):
+    if _is_of_other_format(folder.only_file):
         return None
     yaml_path, settings = _read_settings(folder)
     pictures = {*leave_out_labels(folder.pictures)}
@@ -87,6 +87,10 @@ def read(folder: DataFolder) -> Optional[Records]:
     records.lines.extend(format_left_out('text files without a picture', unused))
     records.lines.extend(format_line('', text) for text in (source, *lines) if text)
     return records
+
+
+def _is_of_other_format(only_file: Optional[Path]) -> bool:
+    return only_file is not None and only_file.suffix.lower() in ('.json', '.xml')
 
 
 def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
@@ -158,6 +162,8 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
 
 def find_lists(folder: DataFolder) -> set[Path]:
     """Return the lists of pictures that a data.yaml names, also those outside of the folder."""
+    if _is_of_other_format(folder.only_file):
+        return set()
     try:
         entries = _find_entries(folder, *_read_settings(folder))
     except DataError:  # `read` raises it
@@ -278,7 +284,7 @@ def read_yolo(
 
     Args:
         names: names of the classes. None: numbers are the names.
-        pose_length: number of the numbers behind each box, of a pose; not read.
+        pose_length: how many numbers of a pose follow each box; they are not read.
         has_tracks: a score and a track's id are behind boxes and outlines.
 
     Raises:
