@@ -20,7 +20,7 @@ from ...openmmlab.config_parts import walk
 # Characters of Unicode's private area replace spaces, and commas inside quotes, until DictAction has finished.
 PLACEHOLDERS = {' ': '\ue000', ',': '\ue001'}
 QUOTED = re.compile(r'(?:^|(?<=[,(\[]))\s*(["\'])([^(\[].*?)\1\s*(?=[,)\]]|$)')
-DICT = re.compile(r'[\[(]*(dict\(.*\)|\{(\s*["\']?\w+["\']?\s*:.*)?\})[\])]*', re.DOTALL)
+DICT = re.compile(r'(?:^|[,(\[])\s*(?:dict\(|\{\s*(?:\}|"\w+"\s*:|\'\w+\'\s*:))')
 AROUND_VALUES = re.compile(r'(?<=[,(\[])\s+|\s+(?=[,)\]])')  # spaces around the values of a list
 # Keys that mmengine reads besides the arguments of its Runner
 RUNNER_KEYS = {'auto_scale_lr', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'}
@@ -40,8 +40,8 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word.partition('=')
         if not equals:
             raise ValueError(f'--cfg-options takes KEY=VALUE, got {word!r:.100}')
-        if DICT.fullmatch(value.strip()):
-            raise ValueError(f'--cfg-options {word:.100}: a dict is set by its keys, as {key.strip()}.type=NAME')
+        if DICT.search(value):
+            raise ValueError(f'--cfg-options {word:.100}: a dict is set key by key, as a.type=N, in a list a.0.type=N')
         try:
             options[key.strip()] = parse_value(value)
         except (AssertionError, RecursionError) as error:

@@ -121,7 +121,7 @@ def _find_metric(cfg: Config) -> dict[str, str]:
 
 # The rate does not follow the batch size: docs/measurements/training.md compares three rules
 def describe_lr(cfg: Config, world_size: int = 1, is_set_by_user: bool = False) -> str:
-    """Return a line with the learning rate, with a hint unless it is the user's; '' without optimizer or batch size."""
+    """Return a line with the learning rate; '' without a batch size, or one optimizer with a learning rate."""
     optimizer = _find_optimizer(cfg)
     batch_size = (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch_size, int):
@@ -131,8 +131,7 @@ def describe_lr(cfg: Config, world_size: int = 1, is_set_by_user: bool = False) 
     line = f'learning rate {optimizer.lr:g}, {num_pictures} pictures per step'
     if is_set_by_user or base in (None, num_pictures):
         return line
-    hint = '--auto-scale-lr scales it in proportion, --lr sets another'
-    return f'{line}; the config has it for {base} pictures: {hint}'
+    return f'{line}; the config has it for {base} pictures: --auto-scale-lr scales it in proportion, --lr sets another'
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:
@@ -255,7 +254,7 @@ class _NewLength:
     def _scale_warm_up(self, scheduler: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
         """Return a warm-up of as many iterations as before, at most `MAX_WARM_UP_RATIO` of all; None without any."""
         longest = int(MAX_WARM_UP_RATIO * self.num_iters)
-        if counts_epochs and self.factor == 1 and end * self.iters_per_epoch <= longest:
+        if counts_epochs and self.factor == 1 and 1 < end * self.iters_per_epoch <= longest:
             return scheduler
         iters = min(round(end * self.factor * self.iters_per_epoch) if counts_epochs else end, longest)
         scheduler.end = iters if iters > 1 else 0  # mmengine keeps the first rate of 1 iteration to the end

@@ -31,6 +31,7 @@ def test_values_without_spaces_are_mmengines(text):
         ("it's here", "it's here"),
         ('/data/run (1)', '/data/run (1)'),
         ('epoch_{}.pth', 'epoch_{}.pth'),
+        ('{epoch:04d}.pth', '{epoch:04d}.pth'),
     ],
 )
 def test_spaces_and_quotes(text, value):
@@ -43,9 +44,11 @@ def test_spaces_and_quotes(text, value):
         ('key', "takes KEY=VALUE, got 'key'"),
         ('a=[a,(b]', 'the brackets'),
         ('a=[1,2],[3]', 'the brackets do not match'),
-        ('a.b=[dict(type="C", d=[1,2])]', 'a dict is set by its keys, as a.b.type=NAME'),
-        ('a={"type": "C", "d": 1}', 'a dict is set by its keys, as a.type=NAME'),
-        ('a={}', 'a dict is set'),
+        ('a.b=[dict(type="C", d=[1,2])]', 'a dict is set key by key, as a.type=N, in a list a.0.type=N'),
+        ('a={"type": "C", "d": 1}', 'a dict is set key by key'),
+        ('a=[1,dict(b=1)]', 'a dict is set key by key'),
+        ('a=(0.5, {"b": 1})', 'a dict is set key by key'),
+        ('a={}', 'a dict is set key by key'),
     ],
 )
 def test_a_word_that_is_no_option(record_fault, word, message):
