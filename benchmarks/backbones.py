@@ -15,7 +15,6 @@ tools here. Training steps take memory for every stored value.
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -191,7 +190,8 @@ def show(title: str, rows: list[dict[str, Any]], is_memory: bool) -> None:
         table.add_column(column, justify='left' if column == 'model' else 'right')
     for row in rows:
         spread = '' if is_memory else f'{row["fastest"] * scale:.0f}-{row["slowest"] * scale:.0f}'
-        table.add_row(row['model'], f'{row["value"] * scale:.1f}', spread, f'{row["ratio"]:.{digits}f}')
+        ratio = '' if row['ratio'] is None else f'{row["ratio"]:.{digits}f}'
+        table.add_row(row['model'], f'{row["value"] * scale:.1f}', spread, ratio)
     console.print(table)
 
 
@@ -230,7 +230,7 @@ def main() -> None:
             of_shape = []
             for name, value in values.items():
                 parts = (value.median, best) if args.memory else (best, value.median)
-                ratio = parts[0] / parts[1] if parts[1] else math.inf  # no growth of a process
+                ratio = parts[0] / parts[1] if parts[1] else None  # the process did not grow
                 row = dict(model=name, height=shape[0], width=shape[1], value=value.median, ratio=ratio)
                 of_shape.append({**row, 'fastest': value.fastest, 'slowest': value.slowest})
             show(title, of_shape, args.memory)

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -160,7 +160,8 @@ def remove_leftover_checkpoints(work_dir: str) -> None:
     """Remove the half-written checkpoints of killed trainings. The caller holds the lock of trainings in the folder."""
     for path in Path(work_dir).iterdir():
         if LEFTOVER_CHECKPOINT.fullmatch(path.name):
-            path.unlink()
+            with suppress(OSError):  # of another user
+                path.unlink()
 
 
 def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:
