@@ -50,7 +50,7 @@ def constant_when_compiled(function: Function) -> Function:
 def find_number(size: Any) -> Optional[int]:
     """Return a size as a number; None for a symbol of a graph.
 
-    Under torch.compile with a torch without `has_static_value`, before 2.9, return any size itself.
+    Under torch.compile with a torch without `has_static_value`, before 2.9, every size is returned as it is.
     """
     if not torch.compiler.is_dynamo_compiling():
         return None if isinstance(size, torch.SymInt) else size

@@ -22,7 +22,8 @@ _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 def list_missing(weights: Mapping[str, Tensor], family: str) -> list[str]:
     """Return the names of missing weights.
 
-    Every block must have the weights of one block, every merging those of one. A weight outside the stages has a bias.
+    A weight of one block must be in every block, and a weight of one merging in every merging. A weight outside the
+    stages has a bias.
 
     Args:
         weights: a backbone, with or without a classifier's `norm` and `head`.

@@ -80,7 +80,7 @@ def make_config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     not_computed = {
         'no norm of patches': 'patch_embed.norm.weight' not in tensors,
         'a third norm in a block': any('.norm3.' in name for name in tensors),
-        'an absolute position embedding': is_v2 and 'absolute_pos_embed' in tensors,  # its own has a place too many
+        'an absolute position embedding': is_v2 and 'absolute_pos_embed' in tensors,  # it has one place more there
     }
     for part, is_here in not_computed.items():
         if is_here:

@@ -14,7 +14,7 @@ from ..sizes import Size, format_size
 from .damage import check_finite
 from .errors import CheckpointError, name_in_errors
 from .formats import BIAS_TABLE, LOGIT_SCALE, SWIN_MLP, SWIN_V2
-from .lora import UNTRAINED, has_adapters, merge_adapters, remove_adapters, use_plain_names
+from .lora import UNTRAINED, has_adapters, merge_adapters, strip_adapter_parts, use_plain_names
 from .reading import read_checkpoint
 from .recognise import (
     SwinWeights,
@@ -23,8 +23,8 @@ from .recognise import (
     find_formats,
     find_outer_prefix,
     find_tensors,
-    remove_wrappers,
     shorten_names,
+    strip_wrapper_parts,
 )
 from .report import COMPUTED, NO_OUTPUT, NOT_IN_BACKBONE, OUTSIDE, UNKNOWN, LoadReport
 from .resize import adapt_input_channels, choose_map_size, choose_window_size, resize_embedding, resize_table
@@ -61,7 +61,7 @@ def find_backbones(model: nn.Module) -> dict[str, FoundBackbone]:
     The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
     modules: dict[str, Any] = {
-        remove_wrappers(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')
+        strip_wrapper_parts(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')
     }
     return {
         prefix: FoundBackbone(modules[prefix.rstrip('.')], format.family)
@@ -72,7 +72,7 @@ def find_backbones(model: nn.Module) -> dict[str, FoundBackbone]:
 
 def _find_plain_names(model: nn.Module) -> dict[str, str]:
     """Return the names of a model's weights without wrappers and adapters, by their names in the model."""
-    return shorten_names(model.state_dict(), lambda name: remove_adapters(remove_wrappers(name)))
+    return shorten_names(model.state_dict(), lambda name: strip_adapter_parts(strip_wrapper_parts(name)))
 
 
 def load_checkpoint(
@@ -179,7 +179,7 @@ def _fit_backbones(
 ) -> tuple[dict[str, Tensor], dict[str, SwinWeights], dict[str, str]]:
     """Return the weights of all backbones of a model; the Swin of the checkpoint for each; a classifier's names.
 
-    The Swins are by the prefix of the backbone in the model. For the names see `_name_parts`.
+    The Swins are by the prefix of the backbone in the model. For the names see `_match_classifier_names`.
     """
     fitted: dict[str, Tensor] = {}
     swins: dict[str, SwinWeights] = {}
@@ -198,11 +198,13 @@ def _fit_backbones(
         parts = {'head': f'{model_root}head.fc'}
         if is_classifier:
             parts['norm'] = f'{model_prefix}norm{len(backbone.stages) - 1}'
-        classifier_names |= _name_parts(weights, parts, model_weights)
+        classifier_names |= _match_classifier_names(weights, parts, model_weights)
     return fitted, swins, classifier_names
 
 
-def _name_parts(weights: SwinWeights, parts: Mapping[str, str], model_weights: Mapping[str, Tensor]) -> dict[str, str]:
+def _match_classifier_names(
+    weights: SwinWeights, parts: Mapping[str, str], model_weights: Mapping[str, Tensor]
+) -> dict[str, str]:
     """Return the names of a classifier's weights in the model, by their names in the checkpoint.
 
     Args:
@@ -270,7 +272,7 @@ def _map_metadata(model: nn.Module, metadata: dict[str, dict[str, Any]], source_
     """
     result = {}
     for name, _ in model.named_modules():
-        entry = metadata.get((source_root + remove_wrappers(name)).rstrip('.'))
+        entry = metadata.get((source_root + strip_wrapper_parts(name)).rstrip('.'))
         if entry:
             result[name] = {key: value for key, value in entry.items() if key != SIZES_KEY}
     return result

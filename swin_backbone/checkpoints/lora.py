@@ -31,14 +31,14 @@ def has_adapters(names: Iterable[str]) -> bool:
     return any(part in (BASE_LAYER, TRAINED) or part.startswith('lora_') for name in names for part in name.split('.'))
 
 
-def remove_adapters(name: str) -> str:
+def strip_adapter_parts(name: str) -> str:
     """Return the name of a weight in a model without adapters. Other weights, such as matrices, keep their names."""
     return _TRAINED.sub(r'\1.\2', name.replace(f'.{BASE_LAYER}.', '.'))
 
 
 def use_plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model with adapters under the names of a `LoraSwinBackbone`."""
-    names = shorten_names(tensors, remove_adapters)
+    names = shorten_names(tensors, strip_adapter_parts)
     return _add_metadata({names[name]: value for name, value in tensors.items()}, tensors)
 
 

@@ -88,18 +88,18 @@ def _shorten_metadata_names(stored: Any) -> dict[str, dict[str, Any]]:
     """
     metadata: dict[str, dict[str, Any]] = {}
     names = stored if isinstance(stored, dict) else {}
-    for name in sorted(names, key=lambda name: remove_wrappers(str(name)) == name):
+    for name in sorted(names, key=lambda name: strip_wrapper_parts(str(name)) == name):
         if isinstance(stored[name], dict):
-            metadata.setdefault(remove_wrappers(str(name)), {}).update(stored[name])
+            metadata.setdefault(strip_wrapper_parts(str(name)), {}).update(stored[name])
     return metadata
 
 
-def remove_wrappers(name: str) -> str:
+def strip_wrapper_parts(name: str) -> str:
     """Return a name without the parts of wrappers."""
     return '.'.join(part for part in name.split('.') if part not in WRAPPERS)
 
 
-def shorten_names(names: Iterable[str], shorten: Callable[[str], str] = remove_wrappers) -> dict[str, str]:
+def shorten_names(names: Iterable[str], shorten: Callable[[str], str] = strip_wrapper_parts) -> dict[str, str]:
     """Return the short form of each name. A name stays whole if its short form is another name, or another's form."""
     names = list(names)
     taken, plain = set(names), {}
@@ -132,7 +132,7 @@ def _rank_container(name: str) -> int:
 
 
 def _holds_swin(entry: dict[Any, Any], depth: int) -> bool:
-    if find_formats(remove_wrappers(str(key)) for key in entry):
+    if find_formats(strip_wrapper_parts(str(key)) for key in entry):
         return True
     return depth > 0 and any(_holds_swin(inner, depth - 1) for inner in entry.values() if isinstance(inner, dict))
 
@@ -201,7 +201,7 @@ def _choose_prefix(
         )
     if asked is not None:
         asked = f'{asked.rstrip(".")}.'.lstrip('.')
-        for candidate in (asked, remove_wrappers(asked)):
+        for candidate in (asked, strip_wrapper_parts(asked)):
             inside = [name.removeprefix(candidate) for name in names if name.startswith(candidate)]
             format = find_formats(inside).get('')
             if format is not None and family in (None, format.family):

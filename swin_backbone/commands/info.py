@@ -87,7 +87,7 @@ def find_stack() -> str:
 
 
 def _list_imports() -> Iterator[Fact]:
-    yield 'mmcv operators', _try(_find_operators)
+    yield 'mmcv operators', _try(_describe_operators)
     if _list_installed(['torchvision']):
         yield 'torchvision', _try(_import_torchvision)
     for module in list(STACK)[2:]:  # the toolboxes
@@ -95,11 +95,11 @@ def _list_imports() -> Iterator[Fact]:
             yield module, _try(_import, module)
 
 
-def _find_operators() -> str:
-    from ..openmmlab.mmcv_ops import find_provider, put_in_place
+def _describe_operators() -> str:
+    from ..openmmlab.mmcv_ops import name_provider, put_in_place
 
     put_in_place()
-    return find_provider()
+    return name_provider()
 
 
 def _import_torchvision() -> str:
@@ -156,16 +156,16 @@ def _list_backends() -> Iterator[Fact]:
         devices += [f'cuda:{index}' for index in range(torch.cuda.device_count())]
     for device in devices:
         for dtype_name in ('float32', 'bfloat16'):
-            yield f'{device}, {dtype_name}', _try(_choose_backend, device, dtype_name)
+            yield f'{device}, {dtype_name}', _try(_describe_backend, device, dtype_name)
 
 
 def _explain_saved_blocks(dtype_name: str) -> str:
     """Return which blocks save activations for the backward pass, and why."""
     import torch
 
-    from ..kernels.native.saved_blocks import choose_saved_blocks
+    from ..kernels.native.saved_blocks import choose_saving_rule
 
-    return choose_saved_blocks(getattr(torch, dtype_name)).reason
+    return choose_saving_rule(getattr(torch, dtype_name)).reason
 
 
 def _describe_library() -> str:
@@ -177,7 +177,7 @@ def _describe_library() -> str:
     return f'computes by {library.isa}, int8 by {library.int8_products}; was built with {", ".join(library.isas)}'
 
 
-def _choose_backend(device: str, dtype_name: str) -> str:
+def _describe_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 

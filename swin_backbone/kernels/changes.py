@@ -63,12 +63,14 @@ def shadows_methods(module: nn.Module, cls: Any) -> bool:
     # Dynamo traces neither `isdisjoint` nor `lru_cache`. Each `getattr` adds a guard: a method that is shadowed later
     # recompiles the graph.
     if torch.compiler.is_dynamo_compiling():
-        return any(getattr(module, name) is None or name in module.__dict__ for name in _list_methods_once(cls))
+        return any(
+            getattr(module, name) is None or name in module.__dict__ for name in _list_methods_when_compiled(cls)
+        )
     return not module.__dict__.keys().isdisjoint(list_methods(cls))
 
 
 @constant_when_compiled
-def _list_methods_once(cls: Any) -> tuple[str, ...]:
+def _list_methods_when_compiled(cls: Any) -> tuple[str, ...]:
     return tuple(sorted(list_methods(cls)))
 
 

@@ -62,7 +62,7 @@ class ConfigError(ValueError):
     """An error in a config: one sentence with the key, the value and the allowed values."""
 
 
-KEY_NAMING_PACKAGES = (f'{__package__}.', f'{__package__.partition(".")[0]}.workbench.')  # packages, by their errors
+KEY_NAMING_PACKAGES = (f'{__package__}.', f'{__package__.partition(".")[0]}.workbench.')  # their errors name the key
 COMPLETE_ERRORS = (CheckpointError, ConfigError, TrainingStopped)  # messages with key and file
 
 

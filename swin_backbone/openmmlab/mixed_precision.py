@@ -130,14 +130,14 @@ def _run_methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
 def _replace_methods(model: nn.Module, device: str) -> ExitStack:
     """Replace methods, and return a stack that restores them."""
     stack = ExitStack()
-    compute_in_float32 = partial(run_outside_autocast, device=device)
+    compute_in_float32 = partial(wrap_outside_autocast, device=device)
     for module in model.modules():
         names = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
         methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(names, compute_in_float32)
         if _takes_float32(module, device):
             methods['forward'] = compute_in_float32
         elif names:
-            methods['forward'] = cast_results
+            methods['forward'] = wrap_to_float32
         if callable(getattr(type(module), SAMPLING, None)):
             methods[SAMPLING] = compute_in_float32
         for name, change in methods.items():
@@ -158,7 +158,7 @@ def _takes_float32(module: nn.Module, device: str) -> bool:
     return hasattr(module, 'roi_layers') or type(module).__module__.startswith('mmcv.ops')
 
 
-def run_outside_autocast(method: Method, device: str) -> Method:
+def wrap_outside_autocast(method: Method, device: str) -> Method:
     """Return a method that computes in float32, outside autocast."""
 
     @wraps(method)
@@ -169,7 +169,7 @@ def run_outside_autocast(method: Method, device: str) -> Method:
     return outside
 
 
-def cast_results(method: Method) -> Method:
+def wrap_to_float32(method: Method) -> Method:
     """Return a method with results in float32."""
 
     @wraps(method)

@@ -17,8 +17,8 @@ assert 'swin_backbone' not in sys.modules
 boxes = torch.tensor([[0.0, 0, 9, 9], [1, 1, 9, 9], [20, 20, 29, 29]])
 from mmcv.ops import nms
 print('kept', nms(boxes, torch.tensor([0.8, 0.9, 0.7]), 0.5)[1].tolist())
-from swin_backbone.openmmlab.mmcv_ops import find_provider
-print(find_provider())
+from swin_backbone.openmmlab.mmcv_ops import name_provider
+print(name_provider())
 """
 
 

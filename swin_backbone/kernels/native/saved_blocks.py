@@ -40,12 +40,12 @@ def saves_activations(dtype: torch.dtype, channels: int, stages: Stages = SWIN_T
     Args:
         stages: of the backbone; the default is Swin-T.
     """
-    return channels >= choose_saved_blocks(dtype, stages).least_channels
+    return channels >= choose_saving_rule(dtype, stages).least_channels
 
 
 @lru_cache(maxsize=64)
-def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> SavingRule:
-    """Return the blocks that save activations in training, by the processor and by memory.
+def choose_saving_rule(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> SavingRule:
+    """Return the rule by which blocks save activations in training, by the processor and by memory.
 
     Saving writes and reads 9 C numbers for a token. Computing again takes 16 C^2 operations. The faster choice is
     taken, within half the memory of mmdet's Swin. The widest blocks are first: they save the most time per

@@ -184,9 +184,9 @@ def _require_settings(modules: Modules, x_BHWC: Tensor) -> None:
         raise Unsupported('The compiled library has exact GELU alone.')
     if any(dropout.p and dropout.training for dropout in dropouts) or (attention.attn_drop_rate and attention.training):
         raise Unsupported('The compiled library has no dropout, and a dropout rate is above 0.')
-    without_bias = ('attn.w_msa.qkv', 'attn.w_msa.cpb_mlp.2') if 'attn.w_msa.cpb_mlp' in modules else ()
-    if any(modules[name].bias is not None for name in without_bias):
-        raise Unsupported(f'The compiled library has no bias in {" and ".join(without_bias)}, and one has a bias.')
+    names = ('attn.w_msa.qkv', 'attn.w_msa.cpb_mlp.2') if 'attn.w_msa.cpb_mlp' in modules else ()
+    if any(modules[name].bias is not None for name in names):
+        raise Unsupported(f'The compiled library takes {" and ".join(names)} without bias, and one has a bias.')
     if isinstance(attention.scale, Tensor):
         raise Unsupported('The compiled library takes a number as the scale of attention, not a tensor.')
     channels = tuple(x_BHWC.shape[3:])

@@ -33,7 +33,7 @@ class MultiScaleDeformableAttention(Base):
             reference_points is None
             or spatial_shapes is None
             or not takes_tensor(query)
-            or not self._has_sizes(query, query if value is None else value, spatial_shapes)
+            or not self._takes_sizes(query, query if value is None else value, spatial_shapes)
         ):
             return super().forward(
                 *(query, key, value, identity, query_pos, key_padding_mask),
@@ -46,7 +46,7 @@ class MultiScaleDeformableAttention(Base):
         y = self.output_proj(deformable_attention(values, spatial_shapes, locations, weights))
         return self.dropout(y if self.batch_first else y.transpose(0, 1)) + (query if identity is None else identity)
 
-    def _has_sizes(self, query: Tensor, value: Tensor, spatial_shapes: Tensor) -> bool:
+    def _takes_sizes(self, query: Tensor, value: Tensor, spatial_shapes: Tensor) -> bool:
         """Return whether the library takes the sizes."""
         if query.dim() != 3 or value.dim() != 3:
             return False

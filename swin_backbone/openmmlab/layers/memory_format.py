@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ...models.pyramid import SwinPyramid
-from ..mmcv_ops import find_provider
+from ..mmcv_ops import name_provider
 
 # Layers of mmdet and mmseg that were tested with channels_last maps. CenterNet's head calls `view`, and fails on them.
 TESTED_LAYERS = {
@@ -29,7 +29,7 @@ def takes_float32_maps(module: nn.Module) -> bool:
     if hasattr(module, 'roi_layers'):
         return not type(module).__module__.startswith('swin_backbone')
     cls = type(module)
-    return cls.__module__.startswith('mmcv.ops') and cls.__name__ not in TORCH_LAYERS and find_provider() == 'compiled'
+    return cls.__module__.startswith('mmcv.ops') and cls.__name__ not in TORCH_LAYERS and name_provider() == 'compiled'
 
 
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:

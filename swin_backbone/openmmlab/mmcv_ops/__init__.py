@@ -44,7 +44,7 @@ def put_in_place() -> None:
     mmcv._ext = ext
 
 
-def find_provider() -> str:
+def name_provider() -> str:
     """Return what computes the operators of `mmcv.ops`, in one line."""
     module = sys.modules.get(NAME)
     if module is None:

@@ -68,7 +68,7 @@ def clamp_corners(at_S: Tensor, size: int) -> Corners:
     return torch.stack([low_S, (low_S + 1).clamp(max=size - 1)]), torch.stack([1 - share_S, share_S]) * is_inside_S
 
 
-def pad_corners(at_S: Tensor, size: int) -> Corners:
+def find_zero_padded_corners(at_S: Tensor, size: int) -> Corners:
     """Return the neighbours of a deformable convolution, on a zero-padded map. Differentiable in `at_S`."""
     is_inside_S = (at_S > -1) & (at_S < size)
     at_S = torch.where(is_inside_S, at_S, 0)

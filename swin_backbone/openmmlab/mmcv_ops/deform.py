@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import combine_axes, differentiate, make_even_bags, pad_corners, sum_bags, widen
+from .bags import combine_axes, differentiate, find_zero_padded_corners, make_even_bags, sum_bags, widen
 
 Pair = tuple[int, int]
 Settings = tuple[Pair, Pair, Pair, int, int]  # stride, padding, dilation, groups, groups of offsets
@@ -54,7 +54,7 @@ def _convolve(
     x = shift[:, :, :, 1] + find_base(out_width, kernel_width, 1)[None, :, None, :]
     # In the order (H', W', K, D), the sums of the bags are the columns of a matrix product, channels last.
     y, x = (at.flatten(1, 2).permute(2, 3, 1, 0) for at in (y, x))
-    rows, weights = combine_axes(pad_corners(y, height), pad_corners(x, width), width)
+    rows, weights = combine_axes(find_zero_padded_corners(y, height), find_zero_padded_corners(x, width), width)
     mask = widen(mask).view(offset_groups, size_K, out_height, out_width)
     weights = weights * mask.permute(2, 3, 1, 0)[..., None]
     rows = rows * offset_groups + torch.arange(offset_groups, device=x_1CHW.device)[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import providers
 from .bags import widen
-from .overlaps import compute_overlaps, rotate_corners, split_corners
+from .overlaps import compute_overlaps, find_rotated_corners, split_corners
 
 Array = np.ndarray[Any, Any]
 
@@ -53,14 +53,14 @@ def _suppress(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], blo
     while len(rest):
         head, rest = rest[:block], rest[block:]
         better = boxes_N[head].split(BOXES_OF_A_BLOCK)  # a block's numbers take less memory
-        head = head[_keep_of_block(torch.cat([overlaps(block, boxes_N[head]) for block in better]))]
+        head = head[_keep_in_block(torch.cat([overlaps(block, boxes_N[head]) for block in better]))]
         kept.append(head)
         if len(rest):
             rest = rest[~overlaps(boxes_N[head], boxes_N[rest]).any(0)]
     return torch.cat(kept)
 
 
-def _keep_of_block(overlap_NN: Tensor) -> Tensor:
+def _keep_in_block(overlap_NN: Tensor) -> Tensor:
     """Return the indices of the kept boxes of a block. The loop reads a copy: each read of a GPU would wait for it."""
     overlap = overlap_NN.cpu().numpy()
     suppressed = np.zeros(len(overlap), bool)
@@ -173,7 +173,7 @@ def nms_rotated(
     As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the last
     column is the label, and a GPU compares only boxes of equal labels.
     """
-    return order[_keep_rotated(widen(dets_sorted), rotate_corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(widen(dets_sorted), find_rotated_corners, iou_threshold, multi_label)]
 
 
 def nms_quadri(

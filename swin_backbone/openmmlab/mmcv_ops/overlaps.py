@@ -12,7 +12,7 @@ from .bags import widen
 MAX_PAIRS = 2**16
 
 
-def rotate_corners(boxes: Tensor) -> Tensor:
+def find_rotated_corners(boxes: Tensor) -> Tensor:
     """Return the corners (N, 4, 2) of (N, 5+) boxes: centre, width, height, angle in radians from x towards y."""
     centre, size, angle = boxes[:, None, :2], boxes[:, None, 2:4], boxes[:, 4, None]
     x, y = (size * boxes.new_tensor([[-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5], [0.5, 0.5]])).unbind(-1)
@@ -27,7 +27,9 @@ def split_corners(boxes: Tensor) -> Tensor:
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` row by row."""
-    _write_overlaps(rotate_corners(widen(bboxes1)), rotate_corners(widen(bboxes2)), ious, mode_flag, aligned)
+    _write_overlaps(
+        find_rotated_corners(widen(bboxes1)), find_rotated_corners(widen(bboxes2)), ious, mode_flag, aligned
+    )
 
 
 def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:

@@ -43,7 +43,7 @@ def roi_align_forward(
         settings, named: settings of `_read_pooling`.
     """
     pooling = _read_pooling(*settings, **named)
-    if providers.library_takes(input) and _has_sizes(input, rois, pooling):
+    if providers.library_takes(input) and _takes_sizes(input, rois, pooling):
         from ...kernels.detection import regions
 
         regions.roi_align(input, rois, output, pooling)
@@ -65,7 +65,7 @@ def roi_align_backward(
 ) -> None:
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
     pooling = _read_pooling(*settings, **named)
-    if providers.library_takes(grad_input) and _has_sizes(grad_input, rois, pooling):
+    if providers.library_takes(grad_input) and _takes_sizes(grad_input, rois, pooling):
         from ...kernels.detection import regions
 
         regions.add_roi_align_gradient(grad_output, rois, grad_input, pooling)
@@ -76,7 +76,7 @@ def roi_align_backward(
         unpool_bags(grad_output, _make_upright_bags(rois, pooling, grad_input.shape), grad_input)
 
 
-def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
+def _takes_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
     """Return whether the compiled library, which is there, takes the sizes."""
     from ...kernels.native.memory import takes_sizes
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .bags import Bags, find_corner_rows, make_even_bags, pool_bags, unpool_bags, widen
-from .overlaps import rotate_corners
+from .overlaps import find_rotated_corners
 from .roi import SampledAxis, make_mean_bags
 
 
@@ -74,7 +74,7 @@ def _make_refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: 
     num_images, _, height, width = shape
     boxes_M5 = widen(boxes).reshape(-1, 5)[:, [1, 0, 2, 3, 4]]  # mmcv reads y first
     boxes_M5 = boxes_M5 * boxes_M5.new_tensor([scale, scale, scale, scale, 1])
-    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], rotate_corners(boxes_M5)], 1)[:, :points].unbind(2)
+    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], find_rotated_corners(boxes_M5)], 1)[:, :points].unbind(2)
     itself_M = torch.arange(num_images * height * width, device=boxes.device)
     rows, weights = find_corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
     rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)

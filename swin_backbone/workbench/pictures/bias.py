@@ -40,8 +40,8 @@ def find_bias_tables(
         raise ValueError(f'the checkpoint has no block {block} in a stage {stage}')
     is_v1 = 'relative_position_bias_table' in weights_of_block
     name = 'relative_position_bias_table' if is_v1 else 'logit_scale'
-    windows = weights.window_sizes if is_v1 else weights.pretrained_window_sizes
-    window = window_size or windows.get(prefix + name)
+    window_sizes = weights.window_sizes if is_v1 else weights.pretrained_window_sizes
+    window = window_size or window_sizes.get(prefix + name)
     if window is None and is_v1:
         window = infer_square(weights_of_block[name])
     if window is None:

@@ -14,8 +14,8 @@ from .grid import Grid
 class Blender:
     """Sum the weighted scores of tiles, which come row by row, and return each cell once it is finished.
 
-    Sums for the tile to the right stay in memory, and sums for the row below in a file. A run that begins at any tile,
-    or at its `find_first_tile`, gives the same bits.
+    Sums for the tile to the right stay in memory, and sums for the row below in a file. A run that begins at the
+    `find_first_tile` of a tile gives this tile and those after it the same bits.
 
     Args:
         classes: number of classes.

@@ -28,14 +28,14 @@ def test_processor_and_memory_decide_what_is_saved(isa, dtype, stages, least, mo
     library, _ = saved_blocks.load_library()
     monkeypatch.setattr(type(library), 'isa', isa)
     monkeypatch.setattr(type(library), 'has_bf16_gemm', isa in ('amx', 'avx512_bf16'))
-    least_channels, reason = saved_blocks.choose_saved_blocks.__wrapped__(dtype, stages)
+    least_channels, reason = saved_blocks.choose_saving_rule.__wrapped__(dtype, stages)
     assert min(C for C, _ in stages if C >= least_channels) == least
     assert f'blocks of {least_channels} and more channels save activations: ' in reason
 
 
 def test_without_a_library_the_reason_is_its(monkeypatch):
     monkeypatch.setattr(saved_blocks, 'load_library', lambda: (None, 'It is not built.'))
-    assert saved_blocks.choose_saved_blocks.__wrapped__(torch.float32).reason == 'It is not built.'
+    assert saved_blocks.choose_saving_rule.__wrapped__(torch.float32).reason == 'It is not built.'
 
 
 def test_saved_values_take_half_of_mmdets_memory():

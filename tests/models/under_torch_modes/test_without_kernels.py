@@ -51,7 +51,7 @@ def use_plugin(model):
 
     with mixed_precision(model):
         model(torch.randn(1, 3, 32, 32))
-    assert mmcv_ops.find_provider()
+    assert mmcv_ops.name_provider()
     boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8]])
     assert nms.nms(boxes, torch.tensor([0.5, 0.9]), 0.5, 0).tolist() == [1]
     pooled = torch.empty(2, 1, 2, 2)

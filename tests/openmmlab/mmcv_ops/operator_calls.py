@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_backbone.openmmlab.mmcv_ops.overlaps import rotate_corners
+from swin_backbone.openmmlab.mmcv_ops.overlaps import find_rotated_corners
 
 FIGURES = Path(__file__).with_name('figures.npz')
 
@@ -68,7 +68,7 @@ def rotated_boxes(rng, number):
 
 def quadrilaterals(rng, number):
     """Rectangles, because mmcv miscounts shared corners of other quadrilaterals."""
-    return rotate_corners(rotated_boxes(rng, number)).flatten(1)
+    return find_rotated_corners(rotated_boxes(rng, number)).flatten(1)
 
 
 def scores(rng, number):

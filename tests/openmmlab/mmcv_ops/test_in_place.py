@@ -9,7 +9,7 @@ import torch
 from helpers import ROOT, run_python
 
 from swin_backbone import compat
-from swin_backbone.openmmlab.mmcv_ops import ext, find_provider, providers, put_in_place
+from swin_backbone.openmmlab.mmcv_ops import ext, name_provider, providers, put_in_place
 from swin_backbone.workbench.process import leave_out_broken_torchvision
 
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
@@ -42,7 +42,7 @@ FAILED = 'try:\n    import mmcv.ops\nexcept ImportError:\n    pass\nelse:\n    r
 
 def test_mmcv_works_without_its_operators_and_one_line_says_so():
     """An earlier import of mmcv.ops failed."""
-    info = 'from swin_backbone.commands import info\nprint(info._try(info._find_operators))\n'
+    info = 'from swin_backbone.commands import info\nprint(info._try(info._describe_operators))\n'
     result = run_python('-c', WITHOUT + FAILED + 'import swin_backbone' + CALLS + info)
     printed = [line for line in result.stdout.splitlines() if 'stand in' not in line]
     assert printed[:3] == ['[1, 2]', '18.0', 'swin_backbone.openmmlab.mmcv_ops.ext']
@@ -59,7 +59,7 @@ def test_compiled_operators_are_not_touched():
     put_in_place()
     assert sys.modules['mmcv._ext'] is mmcv._ext
     assert mmcv._ext is not ext
-    assert find_provider() == 'compiled'
+    assert name_provider() == 'compiled'
 
 
 def test_operators_that_do_not_load_are_replaced(tmp_path):
@@ -84,7 +84,7 @@ def test_stand_ins_are_switched_off(monkeypatch):
     put_in_place()
     leave_out_broken_torchvision()
     assert sys.modules['mmcv._ext'] is None
-    assert find_provider() == 'none: SWIN_BACKBONE_STAND_INS=0 is set'
+    assert name_provider() == 'none: SWIN_BACKBONE_STAND_INS=0 is set'
     assert sys.modules['torchvision'] is torch
     monkeypatch.setenv('SWIN_BACKBONE_STAND_INS', '1')
     with pytest.warns(UserWarning, match='SWIN_BACKBONE_STAND_INS=0 leaves torchvision as it is'):
