@@ -14,7 +14,6 @@ The result is a plain config of its toolbox, whose own tools/train.py trains it.
 
 import copy
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -34,7 +33,7 @@ from .configs.visualizer import enable_vis
 from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
-from .data.prepare.config import put_data
+from .data.prepare.config import put_data, test_on_held_out
 from .data.prepare.user_data import UserData
 from .runner.launchers import read_rank, read_world_size
 
@@ -130,8 +129,7 @@ def resolve_training(config: Config, options: Options, data: Optional[UserData] 
         if not list_dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
         if data is not None and 'test' in data.splits and data.splits['test'].is_alone:
-            held_out = {split: data.splits[split] for split in ('train', 'val')}
-            put_data(cfg, replace(data, splits=held_out))  # no test of this training sees its pictures
+            test_on_held_out(cfg, data)
         apply_settings(cfg, options)
         apply_options(cfg, options.cfg_options or {})
         use_load_picture(cfg)

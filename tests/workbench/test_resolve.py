@@ -110,9 +110,11 @@ def test_a_training_on_a_test_set_alone_is_tested_on_what_it_holds_out(own, tmp_
     config, options = read_config(DETECTION), Options()
     data = index_user_data(tmp_path, with_masks=True)
     combined = combine(config, options, data)
+    combined.train_dataloader.dataset.metainfo.note = 'of the user'  # filling the config again would lose it
     trained = resolve_training(combined, options, data).cfg
     for cfg, split in ((combined, 'test'), (trained, 'val')):
         assert cfg.test_dataloader.dataset.ann_file == cfg.test_evaluator.ann_file == data.splits[split].file
+        assert cfg.train_dataloader.dataset.metainfo.note == 'of the user'
 
 
 @pytest.mark.parametrize(('options', 'is_own'), [

@@ -49,6 +49,14 @@ def put_data(cfg: Config, data: UserData) -> None:
     dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[data.scope](cfg, data, splits)
 
 
+def test_on_held_out(cfg: Config, data: UserData) -> None:
+    """Test on the validation data in place of a test set alone, in place: a training sees the other pictures of it."""
+    for phase_part in (cfg.get('test_dataloader'), cfg.get('test_evaluator')):
+        for _, part in walk(phase_part):
+            if isinstance(part, dict) and part.get('ann_file') == data.splits['test'].file:
+                part['ann_file'] = data.splits['val'].file
+
+
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
