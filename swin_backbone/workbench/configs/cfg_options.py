@@ -40,7 +40,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word.partition('=')
         if not equals:
             raise ValueError(f'--cfg-options takes KEY=VALUE, got {word!r:.100}')
-        if DICT.search(value):
+        if DICT.search(QUOTED.sub('', value)):
             raise ValueError(f'--cfg-options {word:.100}: a dict is set key by key, as a.type=N, in a list a.0.type=N')
         try:
             options[key.strip()] = parse_value(value)

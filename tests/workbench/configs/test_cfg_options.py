@@ -26,6 +26,8 @@ def test_values_without_spaces_are_mmengines(text):
         ('["a, b", \'c d\', e]', ['a, b', 'c d', 'e']),
         ('"[a b,c]"', ['a b', 'c']),
         ('"/data/a,b"', '/data/a,b'),
+        ('["a, {}", b]', ['a, {}', 'b']),
+        ('"a,dict(b)"', 'a,dict(b)'),
         ('[(1, 2, 3), [a b, None], 1e-4]', [(1, 2, 3), ['a b', None], 1e-4]),
         ('[[1,2],[3]],4', [[[1, 2], [3]], 4]),
         ("it's here", "it's here"),
