@@ -34,6 +34,13 @@ def iter_parts(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]
     return ((path, part) for path, part in walk(node, key) if path and isinstance(part, dict) and 'type' in part)
 
 
+def count_bands(backbone: Any) -> int:
+    """Return the number of input bands of a backbone, or of its config; 3 without `in_channels`."""
+    if isinstance(backbone, dict):
+        return int(backbone.get('in_channels', 3))
+    return int(getattr(backbone, 'in_channels', 3))
+
+
 def type_name(part: dict[str, Any]) -> str:
     """Return the name of a part's class without the prefix of a toolbox."""
     cls = part['type']

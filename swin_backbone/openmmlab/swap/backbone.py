@@ -12,7 +12,7 @@ from mmengine.registry import DefaultScope
 from ...archs import ARCHS
 from ...checks import check_choice
 from ..config_files import add_custom_import, read_config
-from ..config_parts import summarize, type_name, walk
+from ..config_parts import count_bands, summarize, type_name, walk
 from .classifiers import is_classifier, rewire_classifier
 from .consumers import (
     SwappedMaps,
@@ -188,7 +188,7 @@ def _replace(cfg: Config, place: Place, swin: Swin, task: Task) -> list[str]:
         new = swin.make_config(task, has_weights)
     else:
         new, notes = _rewire(cfg, place, swin, task)
-    if old.get('in_channels', 3) != 3:
+    if count_bands(old) != 3:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
         new['with_cp'] = True

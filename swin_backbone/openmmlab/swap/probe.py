@@ -14,7 +14,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...devices import on_device
-from ..config_parts import type_name
+from ..config_parts import count_bands, type_name
 
 PROBE_SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
@@ -46,7 +46,7 @@ def find_backbone_maps(backbone: dict[str, Any], key: str, vectors: bool = False
     own_side = side if isinstance(side, int) else side[1]
 
     def make_images(device: str, side: int) -> Tensor:
-        return torch.zeros(IMAGES, backbone.get('in_channels', 3), side, side, device=device)
+        return torch.zeros(IMAGES, count_bands(backbone), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
     return _run(backbone, key, make_images, ways, vectors)

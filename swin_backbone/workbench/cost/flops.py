@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...devices import on_device
+from ...openmmlab.config_parts import count_bands
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
 NUM_PROPOSALS = 1000
@@ -183,7 +184,7 @@ def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_o
 
 def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> FlopCounts:
     """Count on the meta device or, if a module fails there, on the CPU."""
-    bands = model.get('backbone', model).get('in_channels', 3)
+    bands = count_bands(model.get('backbone', model))
     with DefaultScope.overwrite_default_scope(scope):
         try:
             return count_flops(build(model, scope, 'meta'), *shape, 'meta', bands)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...compat import symbolic_views
 from ...models.layers import SwinBlock, SwinMLPBlock, SwinV2Block
+from ...openmmlab.config_parts import count_bands
 from ...sizes import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
@@ -103,7 +104,7 @@ def build_maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
             f'--part neck needs a model with a neck, and {type(model).__name__} has none: use --part backbone'
         )
     example = choose_example_size(backbone, shape)
-    channels = getattr(backbone, 'in_channels', 3)
+    channels = count_bands(backbone)
     size = ('batch', channels, 'height', 'width') if shape is None else (1, channels, *shape)
     module = BackboneMaps(backbone, neck).eval()
     with torch.no_grad():

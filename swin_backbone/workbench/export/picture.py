@@ -15,7 +15,7 @@ from mmengine.registry import TRANSFORMS
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...openmmlab.config_parts import type_name
+from ...openmmlab.config_parts import count_bands, type_name
 from ...sizes import Size
 from ..configs.data_parts import find_tested_dataset
 from ..data.load_picture import LoadPicture
@@ -40,13 +40,6 @@ def make_picture_ports(model: Any, batch_size: Optional[int], shape: Optional[Si
     lengths = (batch_size or 'batch', 'height', 'width') if shape is None else (1, *shape)
     pixels = Port('picture', 'uint8' if bands == 3 else 'float32', (*lengths, bands))
     return [pixels, Port('size', 'int64', (2,))]
-
-
-def count_bands(backbone: Any) -> int:
-    """Return the number of input bands of a backbone or of settings."""
-    if isinstance(backbone, dict):
-        return int(backbone.get('in_channels', 3))
-    return int(getattr(backbone, 'in_channels', 3))
 
 
 def round_up(sides: Sequence[int], divisor: int) -> Sequence[int]:
